@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 #: How often the scheduler is asked whether a run has left it [s].
 _POLL_S = 0.01
-_STEALS = {"confirm": "confirmed", "already-computing": "refused"}
+#: Names of the outcomes of a steal, by those of its events.
+STEALS = {"confirm": "confirmed", "already-computing": "refused"}
 #: States that a task is in while its function runs; one that was cancelled and is wanted again runs on.
 RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
 
@@ -50,8 +51,8 @@ class StealCounter(SchedulerPlugin):
             return
         if msg[0] == "request":
             self.steals["asked"] += len(msg[1])
-        elif msg[0] in _STEALS:
-            self.steals[_STEALS[msg[0]]] += 1
+        elif msg[0] in STEALS:
+            self.steals[STEALS[msg[0]]] += 1
 
 
 class RunCounter(StealCounter):

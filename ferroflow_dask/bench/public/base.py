@@ -1,4 +1,4 @@
-"""What a public suite is: programs with a source, and answers that can be compared.
+"""Interface of a suite: programs with a source, and answers that can be compared.
 
 A suite yields programs. The process of each side (`host`) makes the same programs from the same options, so a
 program need not be pickled; its answer must be. The clock runs while `run` does. A program whose preparations
@@ -86,7 +86,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program of somebody else.
+    """A program that is measured.
 
     Parameters
     ----------
@@ -102,6 +102,8 @@ class Program:
         counts.
     differs : callable, optional
         Takes an answer and the expected one; says in one line how they differ, "" if they do not.
+    fields : callable, optional
+        Takes an answer; returns fields of the row that the program knows, such as `ops` and `bound_s`.
     anchors : mapping of str to callable
         The same computation by other means, without a cluster; each takes a clock and returns the answer.
     skipped : str
@@ -115,6 +117,7 @@ class Program:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     expected: Callable[[], Any] | None = None
     differs: Callable[[Any, Any], str] = difference
+    fields: Callable[[Any], Mapping[str, Any]] | None = None
     anchors: Mapping[str, Callable[[Clock], Any]] = field(default_factory=dict)
     skipped: str = ""
 

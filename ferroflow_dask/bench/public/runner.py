@@ -145,7 +145,7 @@ class Runs:
                     yield self._measured(sides, name, n, is_first=False)
 
     def _facts(self, name: str, n: int, is_first: bool) -> dict[str, Any]:
-        place = self._rules.place
+        place, jobs = self._rules.place, self._rules.jobs
         return {
             "workload": self._program.name,
             "arguments": dict(self._program.sizes),
@@ -155,9 +155,9 @@ class Runs:
             "workers": place.workers,
             "threads_per_worker": place.threads,
             "processes": True,
-            "cluster": "separate" if place.is_separate else "local",
-            "section": "",
-            "tls": False,
+            "cluster": "slurm" if jobs else "separate" if place.is_separate else "local",
+            "section": jobs.section if jobs else "",
+            "tls": bool(jobs and jobs.is_encrypted),
             "fresh": is_first,
             "seed": self._rules.seed,
             "repetition": n,
@@ -166,20 +166,25 @@ class Runs:
     def _measured(self, sides: Sides, name: str, n: int, *, is_first: bool) -> BenchRecord:
         outcome = sides.run(name, self._program, self._rules.seed)
         seen = dict(outcome.seen)
+        if (busy_s := seen.pop("busy_s", None)) is not None and outcome.seconds:
+            place = self._rules.place
+            available_s = outcome.seconds * place.workers * place.threads
+            seen["idle_fraction"] = max(0.0, 1 - busy_s / available_s)
         outcome = self._judged(name, replace(outcome, seen=seen), seen.pop("repeated", 0))
         return self.row(name, n, outcome, is_first=is_first)
 
     def row(self, name: str, n: int, outcome: Outcome, *, is_first: bool = False) -> BenchRecord:
         """Return the row of a run."""
+        bound_s = outcome.seen.get("bound_s")
         return BenchRecord(
             **self._facts(name, n, is_first),
             suite=self._program.suite,
             source=self._program.source,
             invocation=self._invocation,
             makespan_s=outcome.seconds,
-            ops=outcome.seen.get("tasks", 0),
+            efficiency=bound_s / outcome.seconds if bound_s and outcome.status == OK else None,
             status=outcome.status,
-            **{"executed": 0, **outcome.seen},
+            **{"ops": outcome.seen.get("tasks", 0), "executed": 0, **outcome.seen},
             **stamp(),
         )
 
@@ -195,6 +200,8 @@ class Runs:
         answer = pickle.loads(outcome.answer)
         if not self._is_known:
             self._expected, self._is_known = answer, True
+        if self._program.fields is not None:
+            outcome = replace(outcome, seen={**outcome.seen, **self._program.fields(answer)})
         try:
             problem = self._program.differs(answer, self._expected)
         except Exception as error:  # noqa: BLE001 -- an answer that cannot be compared is wrong

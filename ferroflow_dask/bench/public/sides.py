@@ -12,13 +12,15 @@ from multiprocessing import get_context
 from typing import Any
 
 from ferroflow_dask.bench.public.base import Options, Program, Suite
-from ferroflow_dask.bench.public.host import Outcome, Place, Prepare, plugin, serve, time_anchor
+from ferroflow_dask.bench.public.host import Outcome, Place, plugin, serve, time_anchor
+from ferroflow_dask.bench.public.jobs import Jobs, serve_on_jobs
+from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK, Settings, SideOf, sides_of
 from ferroflow_dask.bench.public.probe import cpu_seconds
 from ferroflow_dask.bench.schema import OK
 from ferroflow_dask.exceptions import ClusterError
 
 #: The sides, by the names that policies have in rows.
-SIDES: Mapping[str, Prepare | None] = {"dask": None, "dask-again": None, "ferroflow": plugin}
+SIDES: Mapping[str, SideOf] = sides_of((STOCK, AGAIN, OURS))
 #: Rounds of a program, and of one with a run that takes longer than `LONG_S` [s].
 ROUNDS, FEWER, LONG_S = 9, 3, 10.0
 #: Time that a cluster may take to start [s], and processes to end [s].
@@ -40,8 +42,10 @@ class Rules:
     timeout_s : float
         After which a run counts as hung [s].
     seed : int
-    sides : mapping of str to callable
-        Functions that prepare each side, None for stock Dask; by name.
+    sides : mapping of str to callable or Settings
+        Functions that prepare each side, settings of the plugin, None for stock Dask; by name.
+    jobs : Jobs, optional
+        Clusters of jobs instead of local ones.
     """
 
     place: Place = field(default_factory=Place)
@@ -49,7 +53,8 @@ class Rules:
     is_new_for_each: bool = True
     timeout_s: float = 300.0
     seed: int = 0
-    sides: Mapping[str, Prepare | None] = field(default_factory=lambda: dict(SIDES))
+    sides: Mapping[str, SideOf] = field(default_factory=lambda: dict(SIDES))
+    jobs: Jobs | None = None
 
     @property
     def n_runs(self) -> int:
@@ -65,10 +70,13 @@ class Side:
     name : str
     start : callable
         Takes a connection; the function of the process.
+    jobs : Jobs, optional
+        Where the cluster is, if it is not a local one.
     """
 
-    def __init__(self, name: str, start: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, start: Callable[[Any], None], jobs: Jobs | None = None) -> None:
         self.name = name
+        self._jobs = jobs
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=start, args=(theirs,))
@@ -83,7 +91,8 @@ class Side:
         ClusterError
             The cluster did not start.
         """
-        if isinstance(answer := self.answer(_START_S), Outcome):
+        start_s = _START_S if self._jobs is None else self._jobs.start_s + _END_S
+        if isinstance(answer := self.answer(start_s), Outcome):
             raise ClusterError(f"the cluster of {self.name} did not start: {answer.status}")
         self._signal(signal.SIGSTOP)
 
@@ -121,7 +130,11 @@ class Side:
     def end(self, *, is_hung: bool = False) -> None:
         """End the cluster and the process, by force if they hang or do not end."""
         self._signal(signal.SIGCONT)
-        if not is_hung:
+        if self._jobs is not None:
+            if self._process.is_alive():
+                os.kill(self.group, signal.SIGINT)  # jobs are cancelled even if the program hangs
+            self._process.join(self._jobs.end_s)
+        elif not is_hung:
             with suppress(OSError):
                 self._connection.send(None)
             self._process.join(_END_S)
@@ -134,12 +147,16 @@ class Sides:
     """The sides of some programs; a side that was ended is started again for its next turn."""
 
     def __init__(self, suites: Sequence[Suite], options: Options, rules: Rules) -> None:
-        self._start = partial(_serve, tuple(suites), options, rules.place)
+        self._start = partial(_serve, tuple(suites), options, rules)
         self._rules = rules
         self._sides: dict[str, Side] = {}
 
     def __enter__(self) -> Sides:
-        self.renew()
+        try:
+            self.renew()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,8 +170,9 @@ class Sides:
         self._begin(self._rules.sides)
 
     def _begin(self, names: Iterable[str]) -> None:
-        for side in [Side(name, partial(self._start, self._rules.sides[name])) for name in names]:
-            self._sides[side.name] = side
+        started = {name: Side(name, partial(self._start, name), self._rules.jobs) for name in names}
+        self._sides |= started
+        for side in started.values():
             side.wait_until_ready()
 
     def run(self, name: str, program: Program, seed: int) -> Outcome:
@@ -170,10 +188,15 @@ class Sides:
         return replace(outcome, seen={**outcome.seen, "others_cpu_s": max(0.0, others_s)})
 
 
-def _serve(
-    suites: Sequence[Suite], options: Options, place: Place, prepare: Prepare | None, connection: Any
-) -> None:
-    serve(connection, suites, options, place, prepare)
+def _serve(suites: Sequence[Suite], options: Options, rules: Rules, name: str, connection: Any) -> None:
+    side = rules.sides[name]
+    if isinstance(side, Settings):
+        side.apply()
+        side = plugin
+    if rules.jobs is None:
+        serve(connection, suites, options, rules.place, side)
+    else:
+        serve_on_jobs(connection, suites, options, rules.jobs, side)
 
 
 def run_anchor(suite: Suite, options: Options, program: Program, name: str, timeout_s: float) -> Outcome:

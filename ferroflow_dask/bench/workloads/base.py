@@ -108,7 +108,7 @@ class Instance:
     n_ops : int
         Ops, by which throughput is counted.
     t1_s, t_inf_s : float or None
-        Durations of all ops, and of the longest chain [s], where they are declared; else they are measured.
+        Durations of all ops, and of the longest chain [s], if they are declared.
     bound_s : float or None
         What no schedule can beat [s], where max(T1/P, T∞) is not it, since workers differ in speed.
     collect : callable, optional
@@ -134,6 +134,12 @@ class Instance:
     prepare: Callable[[Cluster], None] | None = None
     during: Callable[[Cluster], None] | None = None
     restore: Callable[[Cluster], None] | None = None
+
+    def bound(self, n_threads: int) -> float | None:
+        """Return the duration that no schedule can beat [s]; None if ops declare no durations."""
+        if self.bound_s is not None or self.t1_s is None or self.t_inf_s is None:
+            return self.bound_s
+        return max(self.t1_s / n_threads, self.t_inf_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ pytest.importorskip("xarray")
 pytest.importorskip("flox")
 
 from ferroflow_dask import install
-from ferroflow_dask.bench.public import geospatial, shapes
+from ferroflow_dask.bench.public import geospatial, workloads
 from ferroflow_dask.bench.public.base import Clock, Options
 from ferroflow_dask.bench.public.shapes import SUITE
+from ferroflow_dask.bench.public.workloads import program_of
 from ferroflow_dask.bench.workloads import WORKLOADS
 from ferroflow_dask.exceptions import ResultError
 
@@ -61,13 +62,34 @@ def test_a_wrong_result_is_said(client: Client) -> None:
     def check(_: Any) -> None:
         raise ResultError("result 3 is 4; it must be 5")
 
-    program = shapes._program(replace(WORKLOADS["tree"], build=build), "here", is_full=False)
+    workload = replace(WORKLOADS["tree"], build=build)
+    program = program_of(workload, workload.arguments({}, is_small=True))
     answer = program.run(client, Clock())
     assert program.differs(answer, program.expected()) == "result 3 is 4; it must be 5"
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("more", "problem"), [(0, ""), (-1, "executed 11 ops of 12"), (1, "executed 13 ops of 12")]
+)
+def test_ops_are_counted(more: int, problem: str, client: Client) -> None:
+    def build(request: Any) -> Any:
+        instance = WORKLOADS["wide"].build(request)
+        return replace(instance, count_executed=lambda client: instance.count_executed(client) + more)
+
+    workload = replace(WORKLOADS["wide"], build=build)
+    program = program_of(workload, workload.arguments({}, is_small=True), lowering="root a task, one name")
+    answer = program.run(client, Clock())
+    assert program.differs(answer, program.expected()) == problem
+    assert program.fields(answer) == {
+        "ops": 12,
+        "executed": 12 + more,
+        "bound_s": pytest.approx(0.75 * 0.001 * 12, rel=1),
+    }
+
+
 def test_a_program_without_its_packages_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "find_spec", lambda _: None)
+    monkeypatch.setattr(workloads, "find_spec", lambda _: None)
     monkeypatch.setattr(geospatial, "find_spec", lambda _: None)
     skipped = {program.name: program.skipped for program in SUITE.programs(Options()) if program.skipped}
     assert skipped["dataframe_merge"] == "needs pandas, pyarrow"
