@@ -1,7 +1,7 @@
 """Scaling of built-in graphs over SLURM jobs: run this script on a login node.
 
-The script starts one cluster per number of jobs and runs stock Dask and ferroflow in turn. Each run adds a
-row to the output file. Runs that the file contains are skipped, so an interrupted measurement can continue.
+The script runs stock Dask, the policy `static` and ferroflow in turn, each on jobs of its own. Each run adds
+a row to the output file. Runs that the file contains are skipped, so an interrupted measurement can continue.
 
     python examples/scaling.py 2 4 8
     ferroflow report scaling.jsonl
@@ -14,7 +14,7 @@ WORKLOADS = ("imbalanced", "xlarge-wide", "xlarge-transformer")
 OUTPUT = "scaling.jsonl"
 OPTIONS = (
     *("--policy", "dask", "--policy", "static", "--policy", "ferroflow"),
-    *("--costs", "known", "--costs", "learned", "--repeat", "3", "--rows", OUTPUT),
+    *("--repeat", "3", "--rows", OUTPUT),
 )
 
 

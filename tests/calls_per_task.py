@@ -13,13 +13,13 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from dask._task_spec import GraphNode, List, Task, TaskRef
 from fault_injection import ON_WORKERS
 
-from ferroflow_dask.bench.overhead_graphs import GRAPHS, stencil
 from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import revalidate, rewrite
@@ -27,10 +27,12 @@ from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.virtual import VirtualCluster
 
+sys.path.append(str(Path(__file__).parent / "benchmarks"))  # if it runs as a program
+from overhead_graphs import GRAPHS, stencil
+
 #: Modules that take part in a virtual run and are not the plugin's, or stand for functions of Dask's.
 _AROUND = (
     "ferroflow_dask.virtual",
-    "ferroflow_dask.bench",
     "ferroflow_dask.topology",
     "ferroflow_dask.scheduler._distributed_transitions",
 )

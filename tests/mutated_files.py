@@ -30,9 +30,8 @@ from bench_rows import fields
 from feature_faults import _model
 from mutants import mutant
 
-from ferroflow_dask.bench.report import report
+from ferroflow_dask.bench.public.report import report
 from ferroflow_dask.bench.rows import read_rows
-from ferroflow_dask.bench.workloads import default_sizes
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import calibration
 from ferroflow_dask.deploy.slurm.sections import job_kind, slurm_template
@@ -194,7 +193,7 @@ def _learned(path: Path) -> None:
 
 
 def _rows(path: Path) -> None:
-    report(read_rows([path]), defaults=default_sizes())
+    report(read_rows([path]))
 
 
 def _formats() -> Mapping[str, Format]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -84,3 +84,14 @@ class ChosenSuite:
     def programs(self, options: Options) -> Sequence[Program]:
         """Return the program."""
         return [cloudpickle.loads(self._program)]
+
+
+class Pickled:
+    """A nested function that processes of sides can call."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = cloudpickle.dumps(function)
+
+    def __call__(self) -> Any:
+        """Call it."""
+        return cloudpickle.loads(self._function)()

@@ -1,8 +1,4 @@
-"""What a run did, seen by plugins that are the same under every policy.
-
-Executions are counted on the workers, where they happen; the scheduler tells which tasks there were,
-how long they took and what was stolen. So a task that a policy skipped, or ran twice, shows.
-"""
+"""Plugins and functions that observe runs, the same under every policy."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +14,6 @@ from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler.extension import FerroflowStealing
-from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -34,29 +28,21 @@ STEALS = {"confirm": "confirmed", "already-computing": "refused"}
 RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
 
 
-class StealCounter(SchedulerPlugin):
-    """Counts steals, from the events that Dask's stealing and ours both log."""
+class RunCounter(SchedulerPlugin):
+    """Counts steals, and the time that each worker spends in tasks; notes the steal threshold."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the run before."""
         self.steals = {"asked": 0, "confirmed": 0, "refused": 0}
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take an event into account."""
+        """Count steals, from the events that Dask's stealing and ours both log."""
         if topic != "stealing":
             return
         if msg[0] == "request":
             self.steals["asked"] += len(msg[1])
         elif msg[0] in STEALS:
             self.steals[STEALS[msg[0]]] += 1
-
-
-class RunCounter(StealCounter):
-    """Counts steals, and the time that each worker spends in tasks; notes the steal threshold."""
 
     async def start(self, scheduler: Scheduler) -> None:
         """Start at zero."""
@@ -118,43 +104,6 @@ class RunCounts:
         return {
             name: max(0.0, makespan_s * self.threads[name] - busy_s) for name, busy_s in self.busy_s.items()
         }
-
-
-class TaskObserver(StealCounter):
-    """Notes the tasks of a run, their durations, and steals."""
-
-    def reset(self) -> None:
-        """Forget the run before."""
-        super().reset()
-        self.dependencies: dict[Any, tuple[Any, ...]] = {}
-        self.seconds: dict[Any, float] = {}
-        # Tasks whose values a bundle has delivered were no tasks of the worker.
-        self.ended: set[Any] = set()
-
-    def seen(self) -> Seen:
-        """Return what was seen since the last reset."""
-        return {
-            "tasks": len(self.dependencies),
-            "ended": len(self.ended),
-            "t1_s": sum(self.seconds.values()),
-            "t_inf_s": longest_chain(self.dependencies, self.seconds),
-            **{f"steals_{name}": n for name, n in self.steals.items()},
-        }
-
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
-        """Note new tasks and what they depend on."""
-        for key in tasks:
-            ts = scheduler.tasks[key]
-            if ts.state != "memory":  # data that was there before is no task
-                self.dependencies[key] = tuple(dependency.key for dependency in ts.dependencies)
-
-    def transition(self, key: Any, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
-        """Note how long a task took."""
-        if start == "processing" and finish == "memory":
-            spans = (span for span in kwargs.get("startstops") or () if span["action"] == "compute")
-            self.seconds[key] = sum(span["stop"] - span["start"] for span in spans)
-            if kwargs["stimulus_id"] != DELIVERED:
-                self.ended.add(key)
 
 
 def sent_by(stream: BatchedSend) -> Counter[str]:
@@ -222,32 +171,6 @@ class FetchCounter(WorkerPlugin):
         """Count what has arrived."""
         if start == "flight" and finish == "memory":
             self.fetched += self.worker.state.tasks[key].get_nbytes()
-
-
-#: What the plugins saw: fields of a row; how many tasks have `ended` that were started as tasks; and the
-#: measured `t1_s` and `t_inf_s` [s], the durations of all tasks, and of the longest chain.
-Seen = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One run: how long it took, what was seen, and "ok" or why it does not count.
-
-    What was `executed` counts ops where the workload counts them, else tasks.
-    """
-
-    makespan_s: float
-    seen: Seen
-    status: str
-
-
-def longest_chain(dependencies: Mapping[Any, tuple[Any, ...]], seconds: Mapping[Any, float]) -> float:
-    """Return the largest sum of durations along dependencies [s]."""
-    ends: dict[Any, float] = {}
-    for key in TopologicalSorter(dependencies).static_order():
-        before = max((ends[dependency] for dependency in dependencies.get(key, ())), default=0.0)
-        ends[key] = before + seconds.get(key, 0.0)
-    return max(ends.values(), default=0.0)
 
 
 class PeakMemory:

@@ -113,7 +113,7 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
 
 
 def _last_tries(found: Sequence[tuple[BenchRecord, Where]]) -> Sequence[tuple[BenchRecord, Where]]:
-    """Leave out broken rows of runs that were made again in the same setting, as `--retry-broken` does."""
+    """Leave out broken rows of runs that were made again in the same setting."""
     runs = [(identity_of(row), written(row.versions), row.commit, row.machine) for row, _ in found]
     last = {run: n for n, run in enumerate(runs)}
     return [row for n, row in enumerate(found) if row[0].status == OK or last[runs[n]] == n]

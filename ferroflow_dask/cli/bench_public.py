@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ from ferroflow_dask.bench.public import NAMES, OF_CHECKOUTS, chosen_suites
 from ferroflow_dask.bench.public.base import Options, programs_of
 from ferroflow_dask.bench.public.host import Place
 from ferroflow_dask.bench.public.page import page
-from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import FEWER, ROUNDS, Rules
 from ferroflow_dask.bench.public.summary import summarize
-from ferroflow_dask.bench.rows import append_row, read_rows
-from ferroflow_dask.bench.schema import OK, identity_of
-from ferroflow_dask.cli.bench_runs import check_setting, progress, rows_option
-from ferroflow_dask.cli.cluster_options import Duration
-from ferroflow_dask.cli.errors import Interrupted
+from ferroflow_dask.cli.bench_runs import rows_of, rows_option, rule_options
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.exceptions import UsageError
 
@@ -66,24 +60,9 @@ class _Checkout(click.ParamType[tuple[str, Path]]):
     show_default=True,
     help="Workers of each cluster; each has one thread.",
 )
-@click.option("--memory-limit", default="auto", show_default=True, help="Of each worker, as Dask takes it.")
-@click.option(
-    "--place",
-    type=click.Choice(["local", "separate"]),
-    default="local",
-    show_default=True,
-    help="Scheduler in the process of the client, or in one of its own.",
-)
 @click.option("--program", "programs", multiple=True, help="Run only programs of this name. Repeatable.")
 @click.option("--rounds", type=click.IntRange(min=1), help=f"Rounds. [default: {FEWER}; --full: {ROUNDS}]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of data and orders.")
-@click.option(
-    "--run-timeout",
-    type=Duration(),
-    default=300.0,
-    show_default=True,
-    help="How long a run may take before it counts as hung [s].",
-)
+@rule_options
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
@@ -115,8 +94,7 @@ def public(
     check_folder("--rows", file)
     options = Options(scale, dict(checkouts), workers, not is_quick, data.resolve(), programs)
     chosen = chosen_suites(suites, options, lambda line: click.echo(line, err=True))
-    plans = [program for suite in chosen for program in programs_of(suite, options)]
-    if not plans:
+    if not any(programs_of(suite, options) for suite in chosen):
         raise UsageError(f"no suite has a program {programs[0]!r}; the suites are: {', '.join(NAMES)}")
     rules = Rules(
         Place(workers, 1, memory_limit, place == "separate"),
@@ -125,20 +103,6 @@ def public(
         timeout_s=run_timeout,
         seed=seed,
     )
-    present = list(read_rows([file], may_be_empty=True)) if file.exists() else []
-    check_setting(present, file)
-    done = {identity_of(row) for row in present if row.status == OK}
-    n_programs = sum(not program.skipped for program in plans)
-    made = Counter[str]()
-    with progress(max(0, n_programs * rules.n_runs - len(done))) as (step, advance, _):
-        try:
-            for row in run_suites(chosen, options, rules, done=done, on_step=step):
-                append_row(file, row)
-                made[row.status] += 1
-                advance(row)
-        except KeyboardInterrupt as error:
-            raise Interrupted(
-                error, f"; {len(done) + made[OK]} runs are in {file}; the same command goes on"
-            ) from None
-    click.echo(page(summarize(read_rows([file]), time.strftime("%Y-%m-%d")), ""))
+    rows = rows_of(chosen, options, rules, file)
+    click.echo(page(summarize(rows, time.strftime("%Y-%m-%d")), ""))
     click.echo(f"write the page: ferroflow report {file} --page PAGE.md", err=True)

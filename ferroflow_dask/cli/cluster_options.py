@@ -152,8 +152,8 @@ def check_workers(n: int) -> None:
         raise UsageError(f"--workers must be from 1 to {_MOST_WORKERS:,} ({_ONE_HOST}), got {n:,}")
 
 
-def size_options(function: F) -> F:
-    """Add the options that give the size of a local cluster."""
+def count_options(function: F) -> F:
+    """Add the options for the number of local workers, and of their threads."""
 
     @wraps(function)
     def with_size(*, workers: int, threads: int, **others: Any) -> Any:
@@ -164,7 +164,12 @@ def size_options(function: F) -> F:
             )
         return function(workers=workers, threads=threads, **others)
 
-    return _workers_option(threads_option(_processes_option(with_size)))  # type: ignore[return-value]
+    return _workers_option(threads_option(with_size))  # type: ignore[return-value]
+
+
+def size_options(function: F) -> F:
+    """Add the options that give the size of a local cluster."""
+    return count_options(_processes_option(function))
 
 
 def is_given(name: str) -> bool:

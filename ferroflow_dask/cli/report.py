@@ -9,11 +9,10 @@ import click
 
 from ferroflow_dask.bench.public.page import page as as_page
 from ferroflow_dask.bench.public.page import picture
+from ferroflow_dask.bench.public.report import report as as_markdown
 from ferroflow_dask.bench.public.summary import read_summary, summarize
-from ferroflow_dask.bench.report import report as as_markdown
 from ferroflow_dask.bench.rows import read_rows
 from ferroflow_dask.bench.schema import schema_table
-from ferroflow_dask.bench.workloads import default_sizes
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.printable import printable
@@ -32,7 +31,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "FILE may be such a summary.",
 )
 def report(files: tuple[Path, ...], is_schema_asked: bool, page: Path | None) -> None:
-    """Print the tables of measurements, with geometric means, gains and regressions."""
+    """Print the tables of measurements, with geometric means and losses."""
     if is_schema_asked:
         if given := [*map(str, files), *(["--page"] if page else [])]:
             raise UsageError(f"--schema reads and writes no file; leave out {given[0]}")
@@ -41,7 +40,7 @@ def report(files: tuple[Path, ...], is_schema_asked: bool, page: Path | None) ->
     if not files:
         raise UsageError("name a file that 'ferroflow bench' wrote")
     if page is None:
-        click.echo(printable(as_markdown(read_rows(files), defaults=default_sizes())))
+        click.echo(printable(as_markdown(read_rows(files))))
         return
     _write_page(files, page)
 

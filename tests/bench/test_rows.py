@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench_rows import fields, row
 
-from ferroflow_dask.bench.report import report
+from ferroflow_dask.bench.public.report import report
 from ferroflow_dask.bench.rows import append_row, read_rows
 from ferroflow_dask.bench.schema import SCHEMA, BenchRecord, schema_table
 from ferroflow_dask.exceptions import UsageError

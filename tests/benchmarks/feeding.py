@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
+from garbage import collected_as_by_a_scheduler
+from overhead_graphs import Graph, independent, shuffle, stencil
+
 from ferroflow_dask.bench.markdown import number, table
-from ferroflow_dask.bench.overhead_graphs import Graph, independent, shuffle, stencil
 from ferroflow_dask.virtual import VirtualCluster
 
 #: Graphs, and tasks for each worker: enough for a middle in which neither the start nor the end counts.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 from feeding import GRAPHS as FED
 from feeding import feeding_table
+from overhead_graphs import GRAPHS
 from scheduler_cost import measure, overhead_table
 
-from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
 from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ferroflow_dask.bench.ablation_virtual import cpu_per_task
+from ablation_virtual import cpu_per_task
+from overhead_graphs import GRAPHS
+
 from ferroflow_dask.bench.markdown import number, table
-from ferroflow_dask.bench.overhead_graphs import GRAPHS
 
 #: What is measured: Dask, Dask without stealing, and the plugin; names of policies in `VirtualCluster`.
 VERSIONS = ("dask", "no-stealing", "ferroflow")

@@ -14,7 +14,7 @@ from dask._task_spec import Task, TaskRef
 from dask.typing import Key
 from distributed import Client, wait
 
-from ferroflow_dask.bench.baselines import put_in_charge
+from ferroflow_dask import install, uninstall
 from ferroflow_dask.bench.markdown import number, percent, table
 from ferroflow_dask.bench.simulated_graphs import SLEEPS, Sleeps, virtual_graph
 from ferroflow_dask.clients import ask_workers
@@ -122,7 +122,7 @@ def take_turns(client: Client, repeat: int, run: Callable[[], T]) -> dict[str, l
     found: dict[str, list[T]] = {policy: [] for policy in POLICIES}
     for at in range(repeat + 1):
         for policy in POLICIES:
-            put_in_charge(client, policy)
+            uninstall(client) if policy == "dask" else install(client)
             result = run()
             if at:
                 found[policy].append(result)

@@ -1,36 +1,31 @@
-"""`ferroflow bench` and `ferroflow report`: what is kept, what is told, what is refused."""
+"""`ferroflow bench` and `ferroflow report`: rows that are kept, tables, and input that is refused."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import re
-import statistics
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_rows import row
 from command_line import FAILURE, INTERRUPTED, USAGE, answer, assert_one_line, ferroflow
-from distributed import Client
 
-from ferroflow_dask.bench import session
-from ferroflow_dask.bench.plan import Plan
+from ferroflow_dask.bench.public import workloads
+from ferroflow_dask.bench.public.runner import Runs
+from ferroflow_dask.bench.public.sides import Rules
 from ferroflow_dask.bench.rows import append_row
-from ferroflow_dask.bench.schema import BenchRecord
+from ferroflow_dask.bench.schema import BenchRecord, identity_of
 from ferroflow_dask.cli.slurm import SlurmOptions
-from ferroflow_dask.deploy import local_client
 
-#: The modules; the name of the first in the package is that of the command.
-command = importlib.import_module("ferroflow_dask.cli.bench")
+#: The module; its name in the package is that of a command.
 runs = importlib.import_module("ferroflow_dask.cli.bench_runs")
 
-TINY = ("wide", "--width", "4", "--depth", "2", "--workers", "2", "--no-processes", "--repeat", "2")
-
-
-BOTH = ("--policy", "dask", "--policy", "ferroflow")
+TINY = ("stencil_1d", "--width", "4", "--steps", "3", "--task-ms", "1", "--workers", "1", "--repeat", "2")
+SIDES = ("dask", "dask-again", "ferroflow")
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -64,8 +59,6 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
             "--size here; give --matrix-size 64",
         ),
         (("bench", "run", "imbalanced", "--size", "n_fast=8"), "--size here; give --n-fast 8"),
-        (("bench", "metg", "--size"), "no option --size here; each size has its own"),
-        (("bench", "metg", "--m", "64"), "No such option '--m'"),
         (
             ("bench", "run", "wide", "--steps", "3"),
             "none of wide has a size --steps; see: ferroflow bench list",
@@ -82,84 +75,53 @@ def test_sizes_as_other_commands_have_them_are_told_as_they_are_here(
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("bench") / "rows.jsonl"
-    answer("bench", "run", *TINY, *BOTH, "--rows", file)
+    answer("bench", "run", *TINY, "--rows", file)
     return file
 
 
 def test_each_run_leaves_a_row(measured: Path) -> None:
     rows = rows_of(measured)
-    # Two repetitions of four lowerings of Dask's, and of ours as it is and in bundles.
-    assert len(rows) == 2 * (4 + 2)
+    assert sorted((row["policy"], row["repetition"]) for row in rows) == [
+        (name, n) for name in SIDES for n in range(2)
+    ]
     assert {row["status"] for row in rows} == {"ok"}
     assert len({row["invocation"] for row in rows}) == 1
-    assert {(row["ops"], row["executed"]) for row in rows} == {(8, 8)}
+    assert {(row["ops"], row["executed"], row["bound_s"]) for row in rows} == {(12, 12, 0.012)}
     assert {row["arguments"]["width"] for row in rows} == {4}
+    assert all(0 < row["efficiency"] <= 1 and 0 <= row["idle_fraction"] < 1 for row in rows)
     assert all(list(row) == list(BenchRecord.__dataclass_fields__) for row in rows)
 
 
-def test_the_report_names_the_best_lowering(measured: Path) -> None:
+def test_the_report_has_the_program_with_its_sizes(measured: Path) -> None:
     told = answer("report", measured).stdout
-    times_s: dict[str, list[float]] = {}
-    for fields in rows_of(measured):
-        if fields["policy"] == "dask":
-            times_s.setdefault(fields["lowering"], []).append(fields["makespan_s"])
-    best = min(times_s, key=lambda lowering: statistics.median(times_s[lowering]))
-    # In the first table, of speed-ups: the one of all samples names every lowering.
-    cells = next(line for line in told.splitlines() if line.startswith("| wide")).split(" | ")
-    assert cells[2].endswith(f", {best}")
-    assert "## Regressions" in told
+    assert "1 worker × 1 thread, a local cluster" in told
+    assert "\n| stencil_1d width=4 steps=3 task_ms=1.0 | 12 | " in told
+    assert "| 0.0120 | " in told
 
 
 def test_a_finished_benchmark_runs_nothing_again(measured: Path) -> None:
     before = measured.read_bytes()
-    again = answer(
-        "bench", "run", *TINY, "--policy", "dask", "--policy", "ferroflow", "--rows", str(measured)
-    )
-    assert again.exit_code == 0, again.output
+    answer("bench", "run", *TINY, "--rows", measured)
     assert measured.read_bytes() == before
 
 
 def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    arguments = ("bench", "run", *TINY, "--policy", "ferroflow", "--policy", "static", "--rows", str(file))
-    run_plan = runs.run_plan
+    first, *more = measured.read_text().splitlines(keepends=True)
+    made = [BenchRecord(**json.loads(line)) for line in (first, *more)]
 
-    def interrupted(*args: Any, **options: Any) -> Iterator[BenchRecord]:
-        rows = run_plan(*args, **options)
-        yield next(rows)
-        rows.close()
+    def interrupted(*_: Any, done: Collection[str], **options: Any) -> Iterator[BenchRecord]:
+        yield from made[len(done) : len(done) + 1]
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "run_plan", interrupted)
-        first = ferroflow(*arguments)
-    assert first.exit_code == INTERRUPTED
-    assert f"interrupted; 1 of 8 runs are in {file}" in " ".join(first.stderr.split())
-    (kept,) = rows_of(file)
-    answer(*arguments)
-    assert rows_of(file)[0] == kept
-    assert len(rows_of(file)) == 8
-    # Those that came later are no pairs with the one before.
-    assert [row["invocation"] == kept["invocation"] for row in rows_of(file)] == [True] + [False] * 7
-
-
-def test_a_cluster_that_fails_to_end_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextmanager
-    def failing(*shape: Any) -> Iterator[Client]:
-        with local_client(*shape) as client:
-            yield client
-        raise RuntimeError("it does not end")
-
-    monkeypatch.setattr(session, "local_client", failing)
-    file = tmp_path / "rows.jsonl"
-    done = answer("bench", "run", *TINY, "--policy", "ferroflow", "--rows", file)
-    line = "a cluster did not end cleanly, and may be there still: failed: RuntimeError: it does not end\n"
-    assert done.stderr.count(line) == 1
-    assert len(rows_of(file)) == 2 * 2
+    monkeypatch.setattr(runs, "run_suites", interrupted)
+    for n in (1, 2):
+        ended = ferroflow("bench", "run", *TINY, "--rows", file)
+        assert ended.exit_code == INTERRUPTED
+        assert f"interrupted; {n} of 6 runs are in {file}" in " ".join(ended.stderr.split())
+    assert file.read_text() == first + more[0]
 
 
 OF_JOBS = ("--cluster", "slurm", "--section", "large", "--jobs", "2")
@@ -170,19 +132,28 @@ ROW_OF_JOBS = {"cluster": "slurm", "section": "large", "tls": False}
 @pytest.mark.parametrize(
     ("cluster", "place", "n_missing"),
     [
-        (("--workers", "2"), {}, 0),
-        (("--workers", "2", "--fresh"), {}, 12),
-        (("--cluster", "slurm"), {}, 12),
+        ((), {}, 0),
+        (("--threads", "2"), {}, 6),
+        (("--place", "separate"), {}, 6),
+        (("--cluster", "slurm"), {}, 6),
         (OF_JOBS, ROW_OF_JOBS, 0),
-        (OF_JOBS, {**ROW_OF_JOBS, "section": "cpu"}, 12),
-        (OF_JOBS, {**ROW_OF_JOBS, "section": None, "tls": None}, 12),
-        ((*OF_JOBS, "--tls"), ROW_OF_JOBS, 12),
+        (OF_JOBS, {**ROW_OF_JOBS, "section": "cpu"}, 6),
+        (OF_JOBS, {**ROW_OF_JOBS, "section": None, "tls": None}, 6),
+        ((*OF_JOBS, "--tls"), ROW_OF_JOBS, 6),
         ((*OF_JOBS, "--tls"), {**ROW_OF_JOBS, "tls": True}, 0),
-        (OF_TWO_KINDS, ROW_OF_JOBS, 12),
+        (OF_TWO_KINDS, ROW_OF_JOBS, 6),
         (OF_TWO_KINDS, {**ROW_OF_JOBS, "section": "2 × large + 1 × gpu"}, 0),
     ],
     ids=[
-        *("the same", "fresh ones", "SLURM jobs", "the same section", "another section", "no section told"),
+        *(
+            "the same",
+            "more threads",
+            "a separate scheduler",
+            "SLURM jobs",
+            "the same section",
+            "another section",
+            "no section told",
+        ),
         *("encrypted", "both encrypted", "jobs of another section besides", "the same two sections"),
     ],
 )
@@ -197,16 +168,20 @@ def test_rows_of_other_clusters_are_not_taken_for_those_that_are_asked_for(
 ) -> None:
     found: list[int] = []
 
-    def planned(plan: Plan, *, done: Collection[Any], **options: Any) -> Iterator[BenchRecord]:
-        found.append(plan.n_runs - len(done))
+    def planned(suites: Any, options: Any, rules: Rules, *, done: Collection[str], **_: Any) -> Iterator[Any]:
+        (program,) = suites[0].programs(options)
+        found.append(
+            sum(Runs(program, rules, "", done)._is_left(side, n) for side in SIDES for n in range(2))
+        )
         raise KeyboardInterrupt
+        yield
 
-    monkeypatch.setattr(runs, "run_plan", planned)
-    monkeypatch.setattr(SlurmOptions, "workers_and_threads", lambda self: (2, 1))
+    monkeypatch.setattr(runs, "run_suites", planned)
+    monkeypatch.setattr(SlurmOptions, "workers_and_threads", lambda self: (1, 1))
     file = tmp_path / "rows.jsonl"
-    rows = [{**row, "processes": True, **place} for row in rows_of(measured)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ferroflow("bench", "run", *TINY[:5], "--repeat", "2", *BOTH, *cluster, "--rows", file)
+    file.write_text("".join(json.dumps({**row, **place}) + "\n" for row in rows_of(measured)))
+    workers = () if "--cluster" in cluster else ("--workers", "1")
+    ferroflow("bench", "run", *TINY[:7], *workers, "--repeat", "2", *cluster, "--rows", file)
     assert found == [n_missing]
 
 
@@ -214,7 +189,7 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
     file = tmp_path / "rows.jsonl"
     rows = rows_of(measured)
     file.write_text("".join(json.dumps({**row, "commit": "0123456789ab"}) + "\n" for row in rows))
-    line = refusal("bench", "run", *TINY, *BOTH, "--rows", file)
+    line = refusal("bench", "run", *TINY, "--rows", file)
     assert "from another commit, machine or set of versions" in line
 
 
@@ -224,17 +199,17 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
         (("run",), "name a workload; `ferroflow bench list` names all"),
         (("run", "nonsense"), "unknown workload 'nonsense'; choose one of: "),
         (("run", "wide", "--policy", "nonsense"), "unknown policy 'nonsense'; choose one of: dask, "),
-        (("run", "wide", "--costs", "nonsense"), "costs are 'nonsense'; choose of: known, learned, unknown"),
+        (("run", "wide", "--costs", "nonsense"), "'nonsense' is not one of 'learned', 'known'"),
         (("run", "wide", "--repeat", "0"), "--repeat must be from 1 to"),
         (("run", "wide", "--breadth", "3"), "No such option '--breadth'"),
         (("run", "wide", "--width", "many"), "size 'width' of 'wide' is 'many'; it must be int"),
-        (("metg", "--pattern", "wide"), "'wide' is no pattern of Task Bench; choose one of: trivial, "),
-        (("metg", "--pattern", "foo"), "'foo' is no pattern of Task Bench; choose one of: trivial, "),
-        (("metg", "--task-ms", "-1"), "'--task-ms': -1"),
-        (("metg", "--task-ms", "inf"), "'--task-ms': inf is no number of milliseconds"),
         (("run", "wide", "--run-timeout", "nan"), "'--run-timeout': nan is no number of seconds"),
         (("run", "wide", "--tls"), "--tls would do nothing without --cluster slurm"),
         (("run", "wide", "--cluster", "slurm", "--threads", "2"), "--threads would start a local cluster"),
+        (
+            ("run", "wide", "--cluster", "slurm", "--place", "local"),
+            "--place would do nothing with --cluster",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -247,9 +222,9 @@ def test_wrong_input_is_told_in_one_line(arguments: tuple[str, ...], told: str, 
 def test_workloads_whose_packages_are_missing_are_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "pandas" else name)
+    monkeypatch.setattr(workloads, "find_spec", lambda name: None if name == "pandas" else name)
     line = refusal("bench", "run", "groupby", "--rows", tmp_path / "rows.jsonl")
-    assert "groupby: not without pandas; run in the clone: pip install '.[bench]'" in line
+    assert "groupby needs pandas; run in the clone: pip install '.[bench]'" in line
     assert not (tmp_path / "rows.jsonl").exists()
 
 
@@ -303,41 +278,29 @@ def test_a_schema_goes_into_no_page() -> None:
     assert "leave out --page" in refusal("report", "--schema", "--page", "x.md")
 
 
-def test_a_broken_run_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_runs_fail_the_command_and_are_made_again(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "rows.jsonl"
-    monkeypatch.setattr("ferroflow_dask.bench.session.is_in_charge", lambda client, policy: policy == "dask")
-    done = ferroflow("bench", "run", *TINY, "--policy", "dask", "--policy", "static", "--rows", file)
+    made = [BenchRecord(**fields) for fields in rows_of(measured)]
+    broken = [replace(one, status="hung") if one.policy == "ferroflow" else one for one in made]
+
+    def run_suites(*_: Any, done: Collection[str], **options: Any) -> Iterator[BenchRecord]:
+        yield from (one for one in (made if done else broken) if identity_of(one) not in done)
+
+    monkeypatch.setattr(runs, "run_suites", run_suites)
+    done = ferroflow("bench", "run", *TINY, "--rows", file)
     assert done.exit_code == FAILURE
-    assert "policy 'static' gave up during the run" in done.stderr
-    assert "BROKEN" in done.stdout
-    assert {row["policy"] for row in rows_of(file) if row["status"] != "ok"} == {"static"}
-
-
-def test_broken_runs_are_run_again_if_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "rows.jsonl"
-    arguments = ("bench", "run", *TINY, "--policy", "static", "--rows", file)
-    with monkeypatch.context() as patch:
-        patch.setattr("ferroflow_dask.bench.session.is_in_charge", lambda client, policy: False)
-        assert ferroflow(*arguments).exit_code == FAILURE
-    broken = rows_of(file)
-    again = ferroflow(*arguments)
-    assert again.exit_code == FAILURE
-    assert "run them again with --retry-broken" in again.stderr
-    assert rows_of(file) == broken
-    done = answer(*arguments, "--retry-broken")
-    assert f"broken runs that were run again: {len(broken)}" in done.stdout
-    assert "BROKEN" not in done.stdout
-    assert [row["status"] for row in rows_of(file)[len(broken) :]] == ["ok"] * len(broken)
+    assert "2 of 6 runs do not count; the first: stencil_1d" in done.stderr
+    assert "under ferroflow: hung; the same command makes them again" in done.stderr
+    assert "**BROKEN**" in done.stdout
+    again = answer("bench", "run", *TINY, "--rows", file)
+    assert "broken runs that were run again: 2" in again.stdout
+    assert "BROKEN" not in again.stdout
+    assert len(rows_of(file)) == 6 + 2
 
 
 def test_all_workloads_are_listed() -> None:
     listed = answer("bench", "list").stdout
     assert "stencil_1d (task-bench): " in listed
     assert "--n-heavy 4" in listed
-
-
-def test_a_metg_curve_is_measured_and_reported(tmp_path: Path) -> None:
-    sizes = ("--width", "2", "--steps", "3", "--task-ms", "20", "--task-ms", "1")
-    where = ("--workers", "2", "--no-processes", "--repeat", "1", "--policy", "ferroflow")
-    done = answer("bench", "metg", *sizes, *where, "--rows", tmp_path / "rows.jsonl")
-    assert "METG" in done.stdout

@@ -75,7 +75,7 @@ def test_a_slurm_run_cancels_its_jobs_and_ends_in_one_line(
         (("run", "--dag", "wide"), "run.client_for"),
         (("calibrate",), "calibrate.local_client"),
         (("top", "--connect", "tcp://127.0.0.1:1"), "looks.client_of"),
-        (("bench", "run", "wide", "--rows", "rows.jsonl"), "bench_runs.run_plan"),
+        (("bench", "run", "wide", "--rows", "rows.jsonl"), "bench_runs.run_suites"),
     ],
     ids=["run", "calibrate", "top", "bench"],
 )

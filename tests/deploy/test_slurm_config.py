@@ -206,9 +206,9 @@ def test_that_another_section_serves_is_told_once_and_before_anything_fails_by_i
     assert refused.stderr.startswith(f"{told}ferroflow: ")
     write(file, slurm={"cores": 2, "memory": "1 GiB"})
 
-    def run_plan(plan: Any, *, start: Any, **options: Any) -> Iterator[Any]:
-        for _ in range(2):  # as after a run that broke its cluster
-            with pytest.raises(FerroflowError, match="no Slurm here"), start():
+    def run_suites(suites: Any, options: Any, rules: Any, **more: Any) -> Iterator[Any]:
+        for _ in rules.sides:
+            with pytest.raises(FerroflowError, match="no Slurm here"), rules.jobs.start():
                 pass
         yield from ()
         raise KeyboardInterrupt
@@ -216,7 +216,7 @@ def test_that_another_section_serves_is_told_once_and_before_anything_fails_by_i
     def cluster(options: SlurmOptions) -> Any:
         raise FerroflowError("no Slurm here")
 
-    monkeypatch.setattr(importlib.import_module("ferroflow_dask.cli.bench_runs"), "run_plan", run_plan)
+    monkeypatch.setattr(importlib.import_module("ferroflow_dask.cli.bench_runs"), "run_suites", run_suites)
     monkeypatch.setattr(SlurmOptions, "cluster", cluster)
     where = ("--cluster", "slurm", "--config", file, "--rows", tmp_path / "rows.jsonl")
     stopped = ferroflow("bench", "run", "wide", *where)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import Scheduler, SchedulerState
+from overhead_graphs import GRAPHS
 
-from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.scheduler import _distributed_transitions as lean
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 from ferroflow_dask.virtual.upstream import VirtualScheduler

@@ -11,11 +11,11 @@ import feeding
 import pytest
 from calls_per_task import arrival_calls, calls
 from command_line import answer
+from garbage import collected_as_by_a_scheduler
 from measure_scheduler import main as program
+from overhead_graphs import GRAPHS
 from scheduler_cost import VERSIONS, Overhead, measure, overhead_table
 
-from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
-from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 

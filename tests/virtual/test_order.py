@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from dask._task_spec import GraphNode, Task, TaskRef
 from dask.order import order
+from overhead_graphs import stencil, tree
 
-from ferroflow_dask.bench.overhead_graphs import stencil, tree
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.cost import AnalyticCost, estimate

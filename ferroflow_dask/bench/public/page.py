@@ -6,16 +6,15 @@ The same summary gives the same bytes. Losses are printed like gains, and sorted
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import geometric_mean
 from typing import Any
 
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
+from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK
 from ferroflow_dask.bench.public.ratios import ENOUGH, Ratio, coverage, is_above, is_below
 from ferroflow_dask.bench.public.summary import (
-    AGAIN,
-    OURS,
     PLANTED,
     PLANTED_SMALL,
     SKIPPED,
@@ -55,6 +54,11 @@ def _parts(summary: Summary, picture: str) -> Iterator[str]:
     yield _method(summary)
     if picture:
         yield f"![Duration under stock Dask divided by duration under the plugin, by program]({picture})"
+    yield from tables(summary)
+
+
+def tables(summary: Summary) -> Iterator[str]:
+    """Yield the tables of a summary, without the description of the method."""
     suites: dict[str, list[ProgramSummary]] = {}
     for program in summary.programs:
         if not program.broken.get("dask", "").startswith(SKIPPED):
@@ -63,13 +67,17 @@ def _parts(summary: Summary, picture: str) -> Iterator[str]:
     yield _means(suites)
     for name, programs in suites.items():
         yield f"## {name}"
-        yield summary.sources.get(name, programs[0].source)
+        if source := summary.sources.get(name, programs[0].source):
+            yield source
         yield _durations(programs)
         yield "Other measures, stock Dask divided by the plugin:"
         yield _measures(programs)
+        if any(program.alone for program in programs):
+            yield "Median durations without stock Dask [s]:"
+            yield _by_name(programs, "alone", number)
         if any(program.anchors for program in programs):
             yield "Stock Dask's duration divided by that of the same computation without a cluster:"
-            yield _anchors(programs)
+            yield _by_name(programs, "anchors", _plain)
         if losses := [program for program in programs if program.is_loss]:
             yield "Losses:"
             yield "\n".join(f"- {text(program.program)}: {cause(program)}" for program in losses)
@@ -93,11 +101,11 @@ def _method(summary: Summary) -> str:
             "- The sides are stock Dask, stock Dask again, and stock Dask after `install(client)`.",
             f"- Each program runs once on a new or unused cluster, then in at most {rounds} rounds. A seed "
             "gives the order of the sides.",
-            "- A ratio is the duration of stock Dask divided by that of the other side, as median over the "
+            "- A ratio is stock Dask's duration divided by that of the other side, as median over the "
             "rounds. Above 1, the other side is faster.",
             f"- Brackets are intervals for the median, of ordered ratios. {_FASTER} and {_SLOWER} mark "
-            f"intervals without 1. {_covers(rounds)}",
-            f"- The column *again* shows stock Dask against itself, which is the noise. {_noise(summary)}",
+            f"intervals without 1. {covers(rounds)}",
+            f"- The column *again* shows stock Dask against itself, which is the noise. {noise(summary)}",
             *_planted(summary),
             "- All answers are compared after the clock has stopped. A wrong answer, a hang, an error or a "
             "task that ran twice makes a program broken.",
@@ -107,7 +115,7 @@ def _method(summary: Summary) -> str:
     )
 
 
-def _noise(summary: Summary) -> str:
+def noise(summary: Summary) -> str:
     """Return how many intervals of stock Dask against itself leave out 1, and how many would by chance."""
     again = [one for one in summary.programs if one.again is not None and one.again[1] is not None]
     n_wrong = sum(is_above(one.again) or is_below(one.again) for one in again)
@@ -119,7 +127,8 @@ def _noise(summary: Summary) -> str:
     return f"{line} With at least {ENOUGH} rounds: {n_wrong} of {len(enough)}."
 
 
-def _covers(rounds: int) -> str:
+def covers(rounds: int) -> str:
+    """Return how often intervals cover the median."""
     if rounds >= ENOUGH:
         return f"They cover it at least 95 times in 100, from {ENOUGH} rounds on."
     often = round(100 * coverage(rounds, 0)) if rounds else 0
@@ -168,15 +177,23 @@ def _means(suites: Mapping[str, Sequence[ProgramSummary]]) -> str:
 
 
 def _durations(programs: Sequence[ProgramSummary]) -> str:
-    header = ("program", "tasks", "tasks, plugin", "stock [s]", "again", "plugin", "first run")
+    has_bounds = any(program.bound_s for program in programs)
+    sides = list(dict.fromkeys(name for program in programs for name in program.sides))
+    bounds = ["bound [s]"] * has_bounds
+    header = (
+        *("program", "tasks", "tasks, plugin", *bounds, "stock [s]", "again", "plugin"),
+        *(*sides, "first run"),
+    )
     lines = [
         (
             program.program,
             f"{program.tasks[0]:,}",
             f"{program.tasks[1]:,}",
-            BROKEN if "dask" in program.broken else number(program.stock_s),
+            *([number(program.bound_s)] * has_bounds),
+            BROKEN if STOCK in program.broken else number(program.stock_s),
             BROKEN if AGAIN in program.broken else _ratio(program.again),
             BROKEN if OURS in program.broken else _ratio(program.ours),
+            *(BROKEN if name in program.broken else _ratio(program.sides.get(name)) for name in sides),
             _ratio(program.first),
         )
         for program in programs
@@ -211,13 +228,11 @@ def _measures(programs: Sequence[ProgramSummary]) -> str:
     return table(header, lines, right=header[1:-1])
 
 
-def _anchors(programs: Sequence[ProgramSummary]) -> str:
-    names = list(dict.fromkeys(name for program in programs for name in program.anchors))
-    lines = [
-        (program.program, *(_plain(program.anchors.get(name)) for name in names))
-        for program in programs
-        if program.anchors
-    ]
+def _by_name(programs: Sequence[ProgramSummary], kind: str, words: Callable[[Any], str]) -> str:
+    """Return a table of a field of programs that has values by name."""
+    values = {program.program: getattr(program, kind) for program in programs if getattr(program, kind)}
+    names = list(dict.fromkeys(name for own in values.values() for name in own))
+    lines = [(program, *(words(own.get(name)) for name in names)) for program, own in values.items()]
     return table(("program", *names), lines, right=names)
 
 

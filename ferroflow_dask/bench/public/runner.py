@@ -19,8 +19,9 @@ import numpy as np
 from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.public.base import Options, Other, Program, Suite, programs_of
 from ferroflow_dask.bench.public.host import Outcome
+from ferroflow_dask.bench.public.policies import STOCK
 from ferroflow_dask.bench.public.sides import FEWER, LONG_S, Rules, Sides, run_anchor
-from ferroflow_dask.bench.public.summary import SKIPPED, STOCK
+from ferroflow_dask.bench.public.summary import SKIPPED
 from ferroflow_dask.bench.schema import OK, BenchRecord, identity_of, written
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ferroflow_dask.bench.public import NAMES, get_suite
+from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK
+from ferroflow_dask.bench.public.policies import names as side_names
 from ferroflow_dask.bench.public.ratios import Ratio, paired_ratio
 from ferroflow_dask.bench.schema import OK, BenchRecord, written
 from ferroflow_dask.documents import check_format, read_document
@@ -22,8 +24,6 @@ from ferroflow_dask.exceptions import UsageError
 _FORMAT, _VERSION = "ferroflow-benchmarks", 1
 #: What the status of a program that does not run begins with.
 SKIPPED = "skipped: "
-#: The sides.
-STOCK, AGAIN, OURS = "dask", "dask-again", "ferroflow"
 #: Measures that are compared as ratios.
 MEASURES = (
     *("created_s", "started_s", "first_result_s"),
@@ -68,6 +68,12 @@ class ProgramSummary:
         Whether bundles were on.
     broken : mapping of str to str
         The first failure of each side that has one.
+    bound_s : float or None
+        Duration that no schedule can beat, if tasks declare theirs [s].
+    sides : mapping of str to Ratio
+        Of other policies, and of the plugin without a feature.
+    alone : mapping of str to float
+        Median durations of all sides without stock Dask [s].
     """
 
     suite: str
@@ -87,6 +93,9 @@ class ProgramSummary:
     idle: float | None = None
     bundled: bool | None = None
     broken: Mapping[str, str] = field(default_factory=dict)
+    bound_s: float | None = None
+    sides: Mapping[str, Ratio] = field(default_factory=dict)
+    alone: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_loss(self) -> bool:
@@ -143,12 +152,31 @@ def read_summary(path: Path) -> Summary:
         raise UsageError(f"a summary must be one that 'ferroflow report --page' wrote ({error})") from error
 
 
-def _tuples(program: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in program.items()}
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return tuples | ({"sides": _tuples(fields["sides"])} if "sides" in fields else {})
+
+
+def _is_other(row: BenchRecord) -> bool:
+    """Return whether a suite has made a run by itself, with another scheduler or in virtual time."""
+    return row.cluster == "virtual" or bool(row.lowering and row.policy not in side_names())
+
+
+def by_setting(rows: Iterable[BenchRecord]) -> list[list[BenchRecord]]:
+    """Return the rows of each machine, commit, set of versions and cluster, in the order of the rows."""
+    settings: dict[tuple[Any, ...], list[BenchRecord]] = {}
+    for row in sorted(rows, key=_is_other):
+        where = (row.machine, row.commit, written(row.versions))
+        shape = (row.workers, row.threads_per_worker, row.processes)
+        place = (where, row.cluster, row.section, row.tls, *shape)
+        if _is_other(row):  # they have clusters of their own
+            place = next((other for other in settings if other[0] == where), place)
+        settings.setdefault(place, []).append(row)
+    return list(settings.values())
 
 
 def summarize(rows: Sequence[BenchRecord], date: str) -> Summary:
-    """Return the summary of rows that `ferroflow bench public` wrote on one machine.
+    """Return the summary of rows of one setting.
 
     Parameters
     ----------
@@ -159,20 +187,20 @@ def summarize(rows: Sequence[BenchRecord], date: str) -> Summary:
     Raises
     ------
     UsageError
-        There are no rows, or they are of several machines, versions, commits or sizes of clusters.
+        There are no rows, or they are of several machines, versions, commits or clusters.
     """
-    sided = [row for row in rows if row.policy in (STOCK, AGAIN, OURS) and row.cluster != "virtual"]
-    places = {(row.machine, row.commit, written(row.versions), row.cluster, row.workers) for row in sided}
-    if len(places) != 1:
+    settings = by_setting(rows)
+    if len(settings) != 1:
         raise UsageError(
-            f"rows must be of one machine, commit, set of versions and cluster, got {len(places)} of them; "
+            f"rows must be of one machine, commit, set of versions and cluster, got {len(settings)} of them; "
             "run: ferroflow bench public --rows FILE"
         )
-    groups: dict[tuple[str, str, str], list[BenchRecord]] = {}
+    groups: dict[tuple[Any, ...], list[BenchRecord]] = {}
     for row in rows:
-        if row.cluster != "virtual" and not row.lowering:
-            groups.setdefault((row.suite, row.workload, written(row.arguments)), []).append(row)
-    first = sided[0]
+        if not _is_other(row):
+            way = (row.lowering, row.costs == "known")
+            groups.setdefault((row.suite, row.workload, written(row.arguments), *way), []).append(row)
+    first = settings[0][0]
     return Summary(
         machine=first.machine,
         commit=first.commit,
@@ -181,9 +209,26 @@ def summarize(rows: Sequence[BenchRecord], date: str) -> Summary:
         versions=first.versions,
         workers=first.workers,
         sources={suite: get_suite(suite).source for suite in NAMES if suite in {row.suite for row in rows}},
-        programs=[_program(own) for own in groups.values()],
-        others=[_other(row) for row in rows if row.cluster == "virtual" or row.lowering],
+        programs=_with_own_names([_program(own) for own in groups.values()]),
+        others=[_other(row) for row in rows if _is_other(row)],
     )
+
+
+def _with_own_names(programs: Sequence[ProgramSummary]) -> list[ProgramSummary]:
+    """Add the sizes that differ to the names of programs that have the same name."""
+    sizes: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for one in programs:
+        sizes.setdefault((one.suite, one.program), []).append(json.loads(one.sizes))
+
+    def name_of(one: ProgramSummary) -> str:
+        words = [
+            f"{name}={value}"
+            for name, value in json.loads(one.sizes).items()
+            if any(other.get(name) != value for other in sizes[one.suite, one.program])
+        ]
+        return " ".join([one.program, *words])
+
+    return [replace(one, program=name_of(one)) for one in programs]
 
 
 def _other(row: BenchRecord) -> dict[str, Any]:
@@ -201,22 +246,20 @@ def _other(row: BenchRecord) -> dict[str, Any]:
 
 def _program(rows: Sequence[BenchRecord]) -> ProgramSummary:
     first = rows[0]
+    ways = [first.lowering] * bool(first.lowering) + ["costs known"] * (first.costs == "known")
     broken = {row.policy: row.status for row in reversed(rows) if row.status != OK}
-    sides = {name: _of(rows, name) for name in (STOCK, AGAIN, OURS)}
-    stock, again, ours = sides.values()
+    stock, again, ours = (_of(rows, name) for name in (STOCK, AGAIN, OURS))
+    policies = [name for name in dict.fromkeys(row.policy for row in rows) if name not in broken]
+    others = {name: _of(rows, name, is_any=True) for name in policies if name not in (STOCK, AGAIN, OURS)}
+    sides = {name: _of(rows, name) for name in others if name in side_names()}
     first_stock, first_ours = (_of(rows, name, is_first=True) for name in (STOCK, OURS))
     stock_s = median(row.makespan_s for row in stock) if stock and STOCK not in broken else None
     is_compared = stock_s is not None
     has_again = stock_s is not None and AGAIN not in broken
     small = _ratio(stock, again, PLANTED_SMALL) if has_again else None
-    anchors = {
-        row.policy: _of(rows, row.policy, is_any=True)
-        for row in rows
-        if row.policy not in sides and not row.lowering and row.policy not in broken
-    }
     return ProgramSummary(
         suite=first.suite,
-        program=first.workload,
+        program=" ".join([first.workload, *([f"({', '.join(ways)})"] if ways else [])]),
         source=first.source,
         sizes=written(first.arguments),
         runs=len(stock),
@@ -228,10 +271,17 @@ def _program(rows: Sequence[BenchRecord]) -> ProgramSummary:
         planted=_ratio(stock, again, PLANTED) if has_again else None,
         planted_small=small[0] if small is not None else None,
         measures=_measures(stock, ours) if is_compared and OURS not in broken else {},
-        anchors={name: _rounded(stock_s / _middle(own)) for name, own in anchors.items() if stock_s},
+        anchors={
+            name: _rounded(stock_s / _middle(own))
+            for name, own in others.items()
+            if stock_s and name not in sides
+        },
         idle=_idle(rows),
         bundled=ours[0].bundled if ours else None,
         broken=dict(sorted(broken.items())),
+        bound_s=next((row.bound_s for row in rows if row.bound_s and row.status == OK), None),
+        sides={name: ratio for name, own in sides.items() if is_compared and (ratio := _ratio(stock, own))},
+        alone={name: _rounded(_middle(_of(rows, name, is_any=True))) for name in policies if not stock},
     )
 
 
@@ -256,12 +306,24 @@ def _ratio(stock: Sequence[BenchRecord], other: Sequence[BenchRecord], delay: fl
     A program that sleeps for a part of its median duration (`delay`) takes longer by that time, so nothing
     has to run for it.
     """
-    rounds = {row.repetition for row in stock} & {row.repetition for row in other}
-    if not rounds:
+    rounds = [_by_round(side) for side in (stock, other)]
+    if rounds[0].keys().isdisjoint(rounds[1]):  # calls are unknown, or other ones
+        rounds = [_by_round(side, is_call_known=False) for side in (stock, other)]
+    common = [n for n in rounds[0] if n in rounds[1]]
+    if not common:
         return None
-    top, bottom = ([row.makespan_s for row in side if row.repetition in rounds] for side in (stock, other))
+    top, bottom = ([side[n] for n in common] for side in rounds)
     value, low, high = paired_ratio(top, [each + delay * median(bottom) for each in bottom])
     return (_rounded(value), _rounded(low), _rounded(high))
+
+
+def _by_round(
+    rows: Iterable[BenchRecord], *, is_call_known: bool = True
+) -> dict[tuple[str | None, int, int], float]:
+    """Return durations [s] by call of the command, seed and repetition."""
+    return {
+        (row.invocation if is_call_known else None, row.seed, row.repetition): row.makespan_s for row in rows
+    }
 
 
 def _measures(stock: Sequence[BenchRecord], ours: Sequence[BenchRecord]) -> dict[str, float]:

@@ -27,7 +27,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.annotations import COST_ANNOTATION
-from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
 from ferroflow_dask.bench.workloads.collection import check_equal
 from ferroflow_dask.exceptions import ResultError
@@ -194,9 +193,17 @@ def _build(name: str, request: Request) -> Instance:
         check=partial(check_equal, results),
         n_ops=len(points),
         t1_s=len(points) * seconds,
-        t_inf_s=longest_chain(before, dict.fromkeys(points, seconds)),
+        t_inf_s=seconds * _longest_chain(before),
         count_executed=count_executed,
     )
+
+
+def _longest_chain(before: Mapping[tuple[int, int], Sequence[tuple[int, int]]]) -> int:
+    """Return the points of the longest chain; points come after those that they depend on."""
+    lengths: dict[tuple[int, int], int] = {}
+    for point, needed in before.items():
+        lengths[point] = 1 + max((lengths[one] for one in needed), default=0)
+    return max(lengths.values())
 
 
 def _workload_name(pattern: str) -> str:

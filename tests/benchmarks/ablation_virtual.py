@@ -13,10 +13,10 @@ from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 from dask.typing import Key
+from garbage import collected_as_by_a_scheduler
+from overhead_graphs import GRAPHS, Graph
 
-from ferroflow_dask.bench.baselines import OURS
-from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
-from ferroflow_dask.bench.overhead_graphs import GRAPHS, Graph
+from ferroflow_dask.bench.public.policies import OURS
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.scheduler.features import VIRTUAL
 from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker

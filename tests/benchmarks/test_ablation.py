@@ -1,4 +1,4 @@
-"""Ablation: ratios of each feature, the table in the documentation, and the command."""
+"""Ablation: ratios of each feature, the table in the documentation, and the program."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import ablation_virtual
 import pytest
-from bench_rows import row
-from command_line import answer, ferroflow
-
-from ferroflow_dask.bench import ablation_virtual
-from ferroflow_dask.bench.ablation import (
+from ablation import (
     BEGIN,
     CLASSES,
     END,
@@ -25,7 +22,11 @@ from ferroflow_dask.bench.ablation import (
     put_between,
     real_ratios,
 )
-from ferroflow_dask.bench.overhead_graphs import Graph
+from bench_rows import row
+from command_line import answer, ferroflow
+from measure_features import main as program
+from overhead_graphs import Graph
+
 from ferroflow_dask.bench.workloads import get_workload
 from ferroflow_dask.scheduler.features import found_features
 from ferroflow_dask.scheduler.features.prefetch import Prefetch
@@ -64,9 +65,9 @@ def test_the_documentation_has_a_row_for_each_feature_which_pays_or_has_a_reason
 
 def test_programs_are_workloads_of_sizes_that_these_have() -> None:
     for programs in CLASSES.values():
-        for program in programs:
-            sizes = get_workload(program.workload).arguments(program.sizes)
-            assert program.sizes.items() <= sizes.items()
+        for one in programs:
+            sizes = get_workload(one.workload).arguments(one.sizes)
+            assert one.sizes.items() <= sizes.items()
 
 
 def test_real_ratios_are_those_of_the_same_program() -> None:
@@ -126,7 +127,7 @@ def test_the_command_prints_a_row_for_each_feature_and_replaces_that_of_a_docume
     document = tmp_path / "table.md"
     document.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
     narrow = ("--feature", "lean_transitions", "--class", "narrow graphs", "--virtual")
-    result = answer("bench", "ablation", *narrow, "--write", str(document))
+    result = answer("features", *narrow, "--write", document, command=program)
     assert "0 runs" in result.stderr
     text = document.read_text(encoding="utf-8")
     assert text.startswith(f"before\n\n{BEGIN}\n\n| feature |")
@@ -137,7 +138,7 @@ def test_the_command_prints_a_row_for_each_feature_and_replaces_that_of_a_docume
 
 def test_a_document_without_a_place_for_the_table_is_told_in_a_line(tmp_path: Path) -> None:
     (document := tmp_path / "table.md").write_text("no place", encoding="utf-8")
-    result = ferroflow("bench", "ablation", "--virtual", "--write", str(document))
+    result = ferroflow("features", "--virtual", "--write", document, command=program)
     assert result.exit_code == 2
     assert "must have the place of a table; it has no lines <!-- ablation: begin -->" in result.stderr
 

@@ -11,14 +11,12 @@ does not cross 50 %, the answer here is none, with the reason.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
 
-from ferroflow_dask.bench.comparison import Case, Defaults, Sample, cases_of, sizes_told
 from ferroflow_dask.bench.markdown import NOTHING, number, table
-from ferroflow_dask.bench.schema import BenchRecord, Shape
+from ferroflow_dask.bench.schema import OK, BenchRecord
 
 #: Efficiency that tasks must reach.
 THRESHOLD = 0.5
@@ -26,8 +24,6 @@ _SUITE = "task-bench"
 _MS_PER_S = 1e3
 #: The size that a sweep changes: tasks declare how long they take, so that their ideal is known.
 _SWEPT = "task_ms"
-#: Sizes that are shown by themselves, whatever they are.
-_SHOWN = ("width", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +52,11 @@ class Curve:
 
     title: str
     policy: str
-    lowering: str
-    costs: str
-    shape: Shape
+    cluster: str
     sizes: tuple[float, ...]
     granularity_s: tuple[float, ...]
     efficiency: tuple[float, ...]
     result: Metg
-
-    @property
-    def label(self) -> str:
-        """What tells the curve from others in a figure."""
-        return ", ".join(word for word in (self.policy, self.lowering, self.costs) if word)
 
 
 def metg(granularity_s: Sequence[float], efficiency: Sequence[float]) -> Metg:
@@ -101,26 +90,34 @@ def metg(granularity_s: Sequence[float], efficiency: Sequence[float]) -> Metg:
     return Metg(round(below + (THRESHOLD - low) / (high - low) * (above - below), 12))
 
 
-def metg_from_rows(rows: Iterable[BenchRecord], defaults: Defaults) -> list[Curve]:
-    """Return a curve for each Task Bench pattern, policy and cluster shape that has several task sizes.
+def metg_from_rows(rows: Iterable[BenchRecord]) -> list[Curve]:
+    """Return a curve for each Task Bench pattern, policy and cluster that has several task sizes.
 
-    Samples with a broken run are left out. The rows are of one setting.
-
-    Parameters
-    ----------
-    rows : iterable of BenchRecord
-    defaults : mapping
-        Sizes of each pattern by default.
+    Task sizes with a broken run are left out, and first runs are.
     """
-    groups: dict[tuple[Any, ...], dict[float, tuple[Case, Sample]]] = {}
-    swept = [row for row in rows if row.suite == _SUITE and {*_SHOWN, _SWEPT} <= row.arguments.keys()]
-    for case in cases_of(swept):
-        fixed = json.dumps({name: value for name, value in case.arguments.items() if name != _SWEPT})
-        for sample in case.samples:
-            if not sample.is_broken and sample.costs == case.costs:
-                key = (case.shape, case.workload, fixed, sample.policy, sample.lowering, sample.costs)
-                groups.setdefault(key, {})[float(case.arguments[_SWEPT])] = case, sample
-    return [_curve(dict(sorted(group.items())), defaults) for group in groups.values() if len(group) > 1]
+    groups: dict[tuple[str, str, str], dict[float, list[BenchRecord]]] = {}
+    for row in rows:
+        if row.suite == _SUITE and _SWEPT in row.arguments and not row.fresh:
+            sizes = {name: value for name, value in row.arguments.items() if name != _SWEPT}
+            title = " ".join((row.workload.split()[0], *(f"{name}={size}" for name, size in sizes.items())))
+            cluster = f"{row.workers} × {row.threads_per_worker}"
+            own = groups.setdefault((title, row.policy, cluster), {})
+            own.setdefault(float(row.arguments[_SWEPT]), []).append(row)
+    curves = []
+    for names, runs in groups.items():
+        whole = {ms: own for ms, own in sorted(runs.items()) if all(run.status == OK for run in own)}
+        if len(whole) > 1:
+            curves.append(_curve(*names, whole))
+    return curves
+
+
+def _curve(title: str, policy: str, cluster: str, runs: Mapping[float, Sequence[BenchRecord]]) -> Curve:
+    granularity_s = tuple(
+        median(run.makespan_s * run.workers * run.threads_per_worker / run.ops for run in own)
+        for own in runs.values()
+    )
+    reached = tuple(ms / _MS_PER_S / seconds for ms, seconds in zip(runs, granularity_s, strict=True))
+    return Curve(title, policy, cluster, tuple(runs), granularity_s, reached, metg(granularity_s, reached))
 
 
 def metg_table(curves: Sequence[Curve]) -> str:
@@ -129,36 +126,16 @@ def metg_table(curves: Sequence[Curve]) -> str:
     lines = [
         (
             curve.title,
-            str(curve.shape),
-            curve.label,
+            curve.cluster,
+            curve.policy,
             _ms(curve.result),
             str(len(curve.sizes)),
             curve.result.reason or NOTHING,
         )
         for curve in curves
     ]
-    return table(("pattern", "cluster", "policy", *numbers, "why none"), lines, right=numbers)
+    return table(("pattern", "workers × threads", "policy", *numbers, "why none"), lines, right=numbers)
 
 
 def _ms(result: Metg) -> str:
     return NOTHING if result.granularity_s is None else number(result.granularity_s * _MS_PER_S)
-
-
-def _curve(group: Mapping[float, tuple[Case, Sample]], defaults: Defaults) -> Curve:
-    case, sample = next(iter(group.values()))
-    cores, ops, sizes = case.shape.n_threads, sample.runs[0].ops, case.arguments
-    granularity_s = tuple(sample.median_s * cores / ops for _, sample in group.values())
-    reached = tuple(ms / _MS_PER_S / seconds for ms, seconds in zip(group, granularity_s, strict=True))
-    others = {name: value for name, value in sizes.items() if name not in (*_SHOWN, _SWEPT)}
-    unusual = sizes_told(others, defaults.get(case.workload, {}))
-    return Curve(
-        title=" ".join((case.workload, f"{sizes['width']} × {sizes['steps']}", *unusual)),
-        policy=sample.policy,
-        lowering=sample.lowering,
-        costs=sample.costs,
-        shape=case.shape,
-        sizes=tuple(group),
-        granularity_s=granularity_s,
-        efficiency=reached,
-        result=metg(granularity_s, reached),
-    )

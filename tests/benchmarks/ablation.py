@@ -1,8 +1,8 @@
-"""Ablation: each feature of the plugin switched off alone, and one table of what that costs.
+"""Ablation: each feature of the plugin switched off alone, and one table of the cost.
 
 A ratio is a measure without the feature divided by the same measure with it. Above 1, the feature gains. Real
-runs are those of `bench`: the plugin, the plugin again and the plugin without each feature take turns on one
-cluster. `ablation_virtual` has the exact runs.
+runs are those of `bench`: the plugin, the plugin again and the plugin without each feature are sides with a
+cluster each, which take turns. `ablation_virtual` has the exact runs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from ablation_virtual import Ratio
 
-from ferroflow_dask.bench.ablation_virtual import Ratio
-from ferroflow_dask.bench.baselines import AGAIN, OURS, WITHOUT
-from ferroflow_dask.bench.comparison import SEED, Case, Sample, cases_of, named, ratio_of_medians, speed_up
 from ferroflow_dask.bench.markdown import NOTHING, table
-from ferroflow_dask.bench.schema import BenchRecord
-from ferroflow_dask.bench.workloads import default_sizes
+from ferroflow_dask.bench.public.policies import OURS, OURS_AGAIN, WITHOUT
+from ferroflow_dask.bench.public.ratios import paired_ratio
+from ferroflow_dask.bench.schema import OK, BenchRecord
 from ferroflow_dask.scheduler.features import found_features
 from ferroflow_dask.scheduler.features.base import Feature
 
@@ -41,11 +39,11 @@ _FIELDS = {
 
 
 class Program(NamedTuple):
-    """A program of the ablation: a workload of some size, and whether its durations are known."""
+    """A program of the ablation: a workload of some size, and whether its first runs count."""
 
     workload: str
     sizes: Mapping[str, Any]
-    costs: str = "learned"
+    is_first: bool = False
 
 
 #: Rows of 16 bytes in a million bytes.
@@ -68,34 +66,36 @@ CLASSES: Mapping[str, Sequence[Program]] = {
         Program("mapped", {"task_ms": 0.0}),
         Program("mapped", {"task_ms": 10.0, "n": 400}),
     ),
-    "first runs": (Program("mapped", {}, "unknown"), Program("tensordot", {}, "unknown")),
+    "first runs": (Program("mapped", {}, True), Program("tensordot", {}, True)),
     "live graphs": (Program("live_pair", {}),),
 }
 
 
+#: Runs of one program on one side, by seed and repetition.
+_Runs = dict[tuple[int, int], BenchRecord]
+
+
 def real_ratios(rows: Iterable[BenchRecord], feature_names: Sequence[str]) -> Iterator[Ratio]:
     """Yield the ratios of each feature, and under the name "" those of the plugin again, by program."""
-    for case in cases_of(rows):
-        samples = {sample.policy: sample for sample in case.samples if not sample.is_broken}
-        if (ours := samples.get(OURS)) is None:
-            continue
+    programs: dict[str, dict[str, _Runs]] = {}
+    for row in rows:
+        name = row.workload if row.costs == "learned" else f"{row.workload} (costs {row.costs})"
+        runs = programs.setdefault(name, {}).setdefault(row.policy, {})
+        runs[row.seed, row.repetition] = row
+    for group, sides in programs.items():
+        whole = {side: runs for side, runs in sides.items() if all(run.status == OK for run in runs.values())}
         for name in ("", *feature_names):
-            less = samples.get(WITHOUT + name if name else AGAIN)
-            if less is not None:
-                yield from _ratios(name, case, less, ours)
+            side = WITHOUT + name if name else OURS_AGAIN
+            if OURS in whole and side in whole:
+                yield from _ratios(name, group, whole[side], whole[OURS])
 
 
-def _ratios(name: str, case: Case, less: Sample, ours: Sample) -> Iterator[Ratio]:
-    group = named(case, default_sizes())
-    found = speed_up(less, ours)
-    yield Ratio(name, group, _TIME, found.value, found.low, found.high)
-    for measure, field in _FIELDS.items():
-        without, with_it = (
-            [float(getattr(run, field) or 0) for run in sample.runs] for sample in (less, ours)
-        )
-        if min(*without, *with_it) > 0:
-            estimate = ratio_of_medians(without, with_it, np.random.default_rng(SEED))
-            yield Ratio(name, group, measure, estimate.value, estimate.low, estimate.high)
+def _ratios(name: str, group: str, less: _Runs, ours: _Runs) -> Iterator[Ratio]:
+    pairs = [(less[run], ours[run]) for run in less if run in ours]
+    for measure, field in {_TIME: "makespan_s", **_FIELDS}.items():
+        without, with_it = ([float(getattr(pair[i], field) or 0) for pair in pairs] for i in range(2))
+        if pairs and min(*without, *with_it) > 0:
+            yield Ratio(name, group, measure, *paired_ratio(without, with_it))
 
 
 def lines_of(kind: type[Feature]) -> int:

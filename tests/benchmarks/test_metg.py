@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from bench_rows import row
-
-from ferroflow_dask.bench.metg import (
+from metg import (
     Metg,
     metg,
     metg_from_rows,
     metg_table,
 )
+
 from ferroflow_dask.bench.schema import BenchRecord
 
 
@@ -58,13 +58,11 @@ def test_a_curve_that_does_not_cross_has_none_and_says_why(efficiency: list[floa
     assert metg([1.0, 2.0][: len(efficiency)], efficiency) == Metg(None, reason)
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {"nearest": {"width": 16, "steps": 20, "task_ms": 20.0, "radix": 5}}
+USUAL: dict[str, Any] = {"width": 4, "steps": 10, "task_ms": 5.0, "radix": 5}
 
 
 def task_bench(policy: str, makespan_s: float, **changes: Any) -> BenchRecord:
-    usual = DEFAULTS["nearest"]
-    sizes = {name: changes.pop(name) for name in usual if name in changes}
-    arguments = {**usual, "width": 4, "steps": 10, "task_ms": 5.0, **sizes}
+    arguments = {**USUAL, **{name: changes.pop(name) for name in USUAL if name in changes}}
     return row(
         workload="nearest",
         suite="task-bench",
@@ -83,13 +81,13 @@ def test_rows_of_sleeping_tasks_become_curves() -> None:
         for ms in (15.0, 5.0, 10.0)
         for r in range(3)
     ]
-    (curve,) = metg_from_rows([*rows, row()], DEFAULTS)
+    (curve,) = metg_from_rows([*rows, row()])
     assert (curve.policy, curve.sizes) == ("ferroflow", (5.0, 10.0, 15.0))
     assert curve.granularity_s == pytest.approx([0.015, 0.020, 0.025])
     assert curve.efficiency == pytest.approx([1 / 3, 1 / 2, 3 / 5])
     assert curve.result == Metg(0.020)
     assert metg_table([curve]).splitlines()[2] == (
-        "| nearest 4 × 10 | 4 workers × 1 thread, processes | ferroflow, learned | 20.0 | 3 | – |"
+        "| nearest width=4 steps=10 radix=5 | 4 × 1 | ferroflow | 20.0 | 3 | – |"
     )
 
 
@@ -100,25 +98,25 @@ def test_policies_and_clusters_have_curves_of_their_own_and_one_size_is_none() -
         *(task_bench("ferroflow", 1.0, task_ms=ms) for ms in (5.0, 50.0)),
         task_bench("random", 1.0, task_ms=5.0),
     ]
-    curves = metg_from_rows(rows, DEFAULTS)
-    assert [(curve.policy, curve.shape.workers) for curve in curves] == [
-        ("dask", 4),
-        ("ferroflow", 4),
-        ("dask", 8),
-    ]
+    curves = metg_from_rows(rows)
+    assert {(curve.policy, curve.cluster) for curve in curves} == {
+        ("dask", "4 × 1"),
+        ("ferroflow", "4 × 1"),
+        ("dask", "8 × 1"),
+    }
 
 
 def test_broken_runs_are_on_no_curve() -> None:
     rows = [task_bench("ferroflow", 0.5, task_ms=ms) for ms in (5.0, 10.0, 20.0)]
     rows[1] = task_bench("ferroflow", 0.001, task_ms=10.0, status="wrong result")
-    (curve,) = metg_from_rows(rows, DEFAULTS)
+    (curve,) = metg_from_rows(rows)
     assert curve.sizes == (5.0, 20.0)
 
 
 def test_curves_that_differ_in_any_size_have_titles_of_their_own() -> None:
     unusual = ({}, {"radix": 3})
     rows = [task_bench("dask", 1.0, task_ms=ms, **sizes) for ms in (5.0, 50.0) for sizes in unusual]
-    assert [curve.title for curve in metg_from_rows(rows, DEFAULTS)] == [
-        "nearest 4 × 10",
-        "nearest 4 × 10 radix=3",
+    assert [curve.title for curve in metg_from_rows(rows)] == [
+        "nearest width=4 steps=10 radix=5",
+        "nearest width=4 steps=10 radix=3",
     ]
