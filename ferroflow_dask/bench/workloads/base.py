@@ -20,8 +20,6 @@ from ferroflow_dask.memory import check_memory
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from ferroflow_dask.bundling.predict import Prediction
-
 
 #: Ranges of sizes by name. Other whole numbers are 1 or more, other durations and factors 0 or more.
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -84,7 +82,7 @@ class Request:
         "known": durations are declared by `ferroflow_cost` where the workload knows them; "learned" and
         "unknown": nothing is declared.
     lowering : str
-        One of the workload's `lowerings` or `own_lowerings`.
+        One of the workload's `lowerings`.
     """
 
     arguments: Mapping[str, Any]
@@ -116,8 +114,6 @@ class Instance:
     count_executed : callable, optional
         Takes the client and returns how many ops were executed, counted where they were; it must be `n_ops`.
         Dask's tasks are counted if left out.
-    predicted : callable, optional
-        Returns what was expected, once all is submitted.
     prepare, during, restore : callable, optional
         Take the cluster: before the clock starts; once all is submitted; after the clock has stopped.
     """
@@ -130,7 +126,6 @@ class Instance:
     bound_s: float | None = None
     collect: Callable[[Client, Sequence[Future[Any]]], Sequence[Any]] | None = None
     count_executed: Callable[[Client], int] | None = None
-    predicted: Callable[[], Prediction] | None = None
     prepare: Callable[[Cluster], None] | None = None
     during: Callable[[Cluster], None] | None = None
     restore: Callable[[Cluster], None] | None = None
@@ -159,9 +154,7 @@ class Workload:
         Sizes that tests run, where they differ from `defaults`.
     lowerings : tuple of str
         Ways in which the same computation may be written for stock Dask, whose speed depends on it; the
-        first is the plain one. Every baseline of Dask's is run in each.
-    own_lowerings : tuple of str
-        Further ways, in which only our policies run.
+        first is the plain one. Each is a program of its own.
     suite : str
         Groups workloads in reports: dag, task-bench, rsds, stealing, array, frame.
     needs : tuple of str
@@ -174,7 +167,6 @@ class Workload:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)
     lowerings: tuple[str, ...] = ("",)
-    own_lowerings: tuple[str, ...] = ()
     suite: str = "dag"
     needs: tuple[str, ...] = ()
 

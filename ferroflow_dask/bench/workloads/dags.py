@@ -12,18 +12,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import log2
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from distributed import futures_of
 from numpy.typing import NDArray
 
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
-from ferroflow_dask.bundling.predict import Prediction
 from ferroflow_dask.bundling.results import Place
-from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.cost import AnalyticCost, MeasuredCost, estimate
-from ferroflow_dask.deploy import calibrate
+from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate_graph
 from ferroflow_dask.lowering import bind_graph, executed, scatter
@@ -58,11 +54,6 @@ def duration_prefix(op: Op) -> str:
 class _Lowering:
     is_scattered: bool
     prefix: Callable[[Op], str] = op_type_prefix
-    is_bundled: bool = False
-
-
-#: Ours alone: ops are shipped in bundles, cut for the cluster at hand.
-_BUNDLED = "bundled"
 
 
 #: Of graphs whose ops declare their durations, and of all others. The plain one comes first.
@@ -79,29 +70,11 @@ _BY_PLACE: Mapping[str, _Lowering] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _KnownCluster:
-    """What is known of a cluster, and of the ops that it has run."""
-
-    profile: ClusterProfile
-    measured: MeasuredCost
-
-
-@dataclass(frozen=True, slots=True)
 class _Submitted:
     """What is left of a collection once it is handed over."""
 
     run: str
     places: Mapping[str, Place]
-    prediction: Prediction | None
-
-
-_known_clusters: WeakKeyDictionary[Client, _KnownCluster] = WeakKeyDictionary()
-
-
-def _known_cluster(client: Client) -> _KnownCluster:
-    if client not in _known_clusters:
-        _known_clusters[client] = _KnownCluster(calibrate(client), MeasuredCost())
-    return _known_clusters[client]
 
 
 class _NothingKnown:
@@ -229,9 +202,7 @@ def _check(graph: Graph | None, expected: Mapping[str, NDArray[Any]], found: Seq
 
 
 def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> Instance:
-    lowering = {**lowerings, _BUNDLED: _Lowering(True, is_bundled=True)}.get(
-        request.lowering or next(iter(lowerings))
-    )
+    lowering = lowerings.get(request.lowering or next(iter(lowerings)))
     if lowering is None:
         raise UnknownNameError.of("lowering", request.lowering, lowerings)
     known = _known(name, tuple(sorted(request.arguments.items())), request.seed)
@@ -240,23 +211,18 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     graph = with_checkpoints(plain)
     # Shapes and nominal rates stand in where durations are not declared, as for any user of `bind`.
     declared = None if request.costs == "known" else _NothingKnown()
-    clusters: list[_KnownCluster] = []
     ready: list[Graph] = [] if lowering.is_scattered else [graph]
     # No collection: it would hold the scattered constants after the run.
     submitted: list[_Submitted] = []
 
     def prepare(cluster: Cluster) -> None:
         ready[:] = [scatter(graph, cluster.client)]
-        if lowering.is_bundled:
-            clusters[:] = [_known_cluster(cluster.client)]
 
     def submit(client: Client) -> Sequence[Future[Any]]:
         if not ready:
             raise UsageError(f"the constants of {name!r} are not on the cluster; call `prepare` first")
-        profile = clusters[0].profile if clusters else None
-        costs = clusters[0].measured if clusters and request.costs == "learned" else declared
-        bound = bind_graph(ready[0], {}, costs=costs, prefix=lowering.prefix, profile=profile)
-        submitted[:] = [_Submitted(bound.run, bound.places, bound.prediction)]
+        bound = bind_graph(ready[0], {}, costs=declared, prefix=lowering.prefix)
+        submitted[:] = [_Submitted(bound.run, bound.places)]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
         return [futures[key] for key in bound.__dask_keys__()]
 
@@ -264,15 +230,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         return list(host_values(client.gather(list(futures)), submitted[0].places).values())
 
     def count_executed(client: Client) -> int:
-        report = executed(client, submitted[0].run)
-        if clusters and request.costs == "learned":
-            clusters[0].measured.observe(graph, report.seconds)
-        return report.executed_ops
-
-    def predicted() -> Prediction:
-        prediction = submitted[0].prediction
-        assert prediction is not None
-        return prediction
+        return executed(client, submitted[0].run).executed_ops
 
     def restore(_cluster: Cluster) -> None:
         ready.clear()  # and with the graph the futures of its constants
@@ -286,7 +244,6 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         t_inf_s=known.t_inf_s,
         collect=collect,
         count_executed=count_executed,
-        predicted=predicted if lowering.is_bundled else None,
         prepare=prepare if lowering.is_scattered else None,
         restore=restore if lowering.is_scattered else None,
     )
@@ -319,7 +276,6 @@ def _workload(name: str, small: Mapping[str, Any], lowerings: Mapping[str, _Lowe
         defaults=TOPOLOGIES[name].defaults,
         small=small,
         lowerings=tuple(lowerings),
-        own_lowerings=(_BUNDLED,),
         suite="dag",
     )
 
