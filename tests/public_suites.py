@@ -11,7 +11,7 @@ import dask
 from dask import delayed
 from distributed import Client
 
-from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, Suite
+from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, SkippedError, Suite
 
 
 def sums(client: Client, clock: Clock) -> int:
@@ -35,6 +35,11 @@ def _next(n: int) -> int:
     return n + 1
 
 
+def skips_itself(client: Client, clock: Clock) -> None:
+    """Find a reason not to run."""
+    raise SkippedError("the moon is down")
+
+
 def by_threads() -> int:
     """Return the answer of `sums`."""
     return sum(dask.compute(*[delayed(abs)(n) for n in range(60)], scheduler="threads"))
@@ -46,13 +51,14 @@ class SmallSuite:
     name, source, needs = "small", "written here", ()
 
     def programs(self, options: Options) -> Sequence[Program]:
-        """Return two programs that run, and one that does not."""
+        """Return two programs that run, and two that do not."""
         common: dict[str, Any] = {"suite": self.name, "source": self.source}
         anchors = {"threads": lambda _: by_threads()}
         return [
             Program(name="sums", run=sums, expected=by_threads, anchors=anchors, **common),
             Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
             Program(name="absent", run=prepared, skipped="it needs a moon", **common),
+            Program(name="night", run=skips_itself, **common),
         ]
 
     def others(self, options: Options) -> Sequence[Other]:

@@ -16,9 +16,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ferroflow_dask.bench.public.answers import difference
+from ferroflow_dask.exceptions import FerroflowError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+#: What the status of a program that does not run begins with.
+SKIPPED = "skipped: "
+
+
+class SkippedError(FerroflowError):
+    """A program does not run, for a reason that is known only when it starts; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class Program:
     source : str
         Where it comes from, with version and licence; a few words.
     run : callable
-        Takes a client and a clock; returns the answer, which must be picklable.
+        Takes a client and a clock; returns the answer, which must be picklable. It may raise `SkippedError`.
     sizes : mapping
         Of its inputs, as JSON has them.
     expected : callable, optional

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ _CALL = "--checkout coiled=PATH"
 _COLLECT = "import sys; from ferroflow_dask.bench.public.coiled_plugin import collect; collect(*sys.argv[1:])"
 #: For imports of all packages that the tests use [s].
 _COLLECT_TIMEOUT_S = 300
-
-
-class SkippedError(FerroflowError):
-    """A test skipped itself while it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,7 @@ def run(checkout: Path, test: str, client: Client, clock: Clock) -> dict[str, An
     if plugin.error is not None:
         raise plugin.error
     if plugin.skipped:
-        raise SkippedError(f"skipped: {plugin.skipped}")
+        raise SkippedError(plugin.skipped)
     if status:
         raise FerroflowError(f"pytest ended with status {status} and ran no test {test!r}")
     return plugin.answer

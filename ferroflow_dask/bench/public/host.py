@@ -24,7 +24,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 from ferroflow_dask.bench.observe import PEAK, error_line, settle
-from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
+from ferroflow_dask.bench.public.base import SKIPPED, Clock, Options, Program, SkippedError, Suite
 from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK
 from ferroflow_dask.scheduler.extension import extension_on
@@ -61,6 +61,11 @@ class Outcome:
     seen: Mapping[str, Any]
     status: str
     answer: bytes | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the cluster can run the next program."""
+        return self.status == OK or self.status.startswith(SKIPPED)
 
 
 #: Prepares a side once its client is there, such as `install`; None for stock Dask.
@@ -149,6 +154,8 @@ def _run(program: Program, client: Client, probe: Probe, seed: int, is_ours: boo
         gc.collect()
         settle(client, _SETTLE_S)
         return Outcome(clock.seconds, seen, OK, packed)
+    except SkippedError as error:
+        return Outcome(0.0, {}, f"{SKIPPED}{error}")
     except Exception as error:  # noqa: BLE001 -- it is the status
         return Outcome(clock.seconds, {}, error_line(error))
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from ferroflow_dask.bench.comparison import ENOUGH
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
-from ferroflow_dask.bench.public.summary import AGAIN, OURS, SKIPPED, ProgramSummary, Ratio, Summary
+from ferroflow_dask.bench.public.base import SKIPPED
+from ferroflow_dask.bench.public.summary import AGAIN, OURS, ProgramSummary, Ratio, Summary
 from ferroflow_dask.printable import printable
 
 #: Signs of an interval that lies wholly above or below 1.

@@ -14,7 +14,6 @@ from typing import Any
 from ferroflow_dask.bench.public.base import Options, Program, Suite
 from ferroflow_dask.bench.public.host import Outcome, Place, Prepare, plugin, serve, time_anchor
 from ferroflow_dask.bench.public.probe import cpu_seconds
-from ferroflow_dask.bench.schema import OK
 from ferroflow_dask.exceptions import ClusterError
 
 #: The sides, by the names that policies have in rows.
@@ -98,7 +97,7 @@ class Side:
         self._signal(signal.SIGCONT)
         self._connection.send((program.suite, program.name, seed))
         outcome: Outcome = self.answer(timeout_s)
-        if outcome.status == OK:
+        if outcome.is_clean:
             self._signal(signal.SIGSTOP)
         else:
             self.end(is_hung=not outcome.seen and outcome.seconds >= timeout_s)
@@ -165,7 +164,7 @@ class Sides:
         before = sum(cpu_seconds(other.group) for other in others)
         outcome = side.run(program, seed, self._rules.timeout_s)
         others_s = sum(cpu_seconds(other.group) for other in others) - before
-        if outcome.status != OK:
+        if not outcome.is_clean:
             del self._sides[name]
         return replace(outcome, seen={**outcome.seen, "others_cpu_s": max(0.0, others_s)})
 
