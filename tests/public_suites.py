@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -12,6 +13,8 @@ from dask import delayed
 from distributed import Client
 
 from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, SkippedError, Suite
+from ferroflow_dask.bench.public.host import Place, serve
+from ferroflow_dask.bench.public.sides import Side
 
 
 def sums(client: Client, clock: Clock) -> int:
@@ -38,6 +41,16 @@ def _next(n: int) -> int:
 def skips_itself(client: Client, clock: Clock) -> None:
     """Find a reason not to run."""
     raise SkippedError("the moon is down")
+
+
+def never_ends(client: Client, clock: Clock) -> None:
+    """Print a line from a task that sleeps for ten minutes."""
+
+    def sleep() -> None:
+        print("running", flush=True)
+        time.sleep(600)
+
+    client.submit(sleep).result()
 
 
 def by_threads() -> int:
@@ -90,3 +103,37 @@ class ChosenSuite:
     def programs(self, options: Options) -> Sequence[Program]:
         """Return the program."""
         return [cloudpickle.loads(self._program)]
+
+
+class EndlessSuite:
+    """A program that does not end."""
+
+    name, source, needs = "endless", "written here", ()
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return the program."""
+        return [Program(suite=self.name, name="sleep", source=self.source, run=never_ends)]
+
+
+def hold(moment: str, place: str) -> None:
+    """Print the process groups of two sides, go on to a moment of a comparison, and stay there.
+
+    Parameters
+    ----------
+    moment : {"start", "idle", "run"}
+        While sides start, while they are stopped, or while the first one runs a program.
+    place : {"local", "separate"}
+    """
+    sides = [Side(name, partial(_serve_endless, place)) for name in ("first", "second")]
+    print(*(side.group for side in sides), flush=True)
+    if moment != "start":
+        for side in sides:
+            side.wait_until_ready()
+        print("ready", flush=True)
+    if moment == "run":
+        sides[0].run(EndlessSuite().programs(Options())[0], 0, 600)
+    time.sleep(600)
+
+
+def _serve_endless(place: str, connection: Any) -> None:
+    serve(connection, [EndlessSuite()], Options(), Place(workers=2, is_separate=place == "separate"), None)

@@ -1,7 +1,8 @@
 """Process of one side: a cluster, its client, and the programs that the runner sends.
 
 Each side has a process group of its own. The runner stops the group between the turns of the side, so that
-idle clusters take no CPU time from the side that runs, and kills it if a program hangs.
+idle clusters take no CPU time from the side that runs, and kills it if a program hangs. If the runner itself
+is killed, the guard of the side (`sides`) kills the group.
 """
 
 from __future__ import annotations
@@ -76,7 +77,6 @@ def serve(
     connection: Connection, suites: Sequence[Suite], options: Options, place: Place, prepare: Prepare | None
 ) -> None:
     """Start a cluster and run programs on it until the runner closes the connection."""
-    # Not a new session: the kernel ends a stopped process group once the runner is gone.
     os.setpgid(0, 0)
     logging.getLogger("distributed").setLevel(logging.ERROR)  # warnings of stock Dask are no result
     programs: dict[tuple[str, str], Program] = {}
@@ -174,7 +174,6 @@ def plugin(client: Client) -> None:
 
 def time_anchor(suite: Suite, options: Options, program: str, name: str, connection: Connection) -> None:
     """Run an anchor of a program and send the outcome."""
-    # Not a new session: the kernel ends a stopped process group once the runner is gone.
     os.setpgid(0, 0)
     chosen = next(one for one in suite.programs(options) if one.name == program)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,9 @@ SIDES: Mapping[str, Prepare | None] = {"dask": None, "dask-again": None, "ferrof
 ROUNDS, FEWER, LONG_S = 9, 3, 10.0
 #: Time that a cluster may take to start [s], and processes to end [s].
 _START_S, _END_S = 120.0, 10.0
+#: Kills the process group of its argument for a line of the runner. If its input ends without a line, the
+#: runner was killed. Then it also kills the process, which may have no group yet. A stopped side cannot.
+_GUARD = 'read -r _ || kill -s KILL "$0"; kill -s KILL -- "-$0"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,13 @@ class Side:
         self._process = context.Process(target=start, args=(theirs,))
         self._process.start()
         theirs.close()
+        # In a session of its own, so that the signals of a terminal do not end it.
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, str(self.group)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # the group may have no process any more
+            start_new_session=True,
+        )
 
     def wait_until_ready(self) -> None:
         """Wait for the cluster, then stop the process group.
@@ -124,7 +135,7 @@ class Side:
             with suppress(OSError):
                 self._connection.send(None)
             self._process.join(_END_S)
-        self._signal(signal.SIGKILL)
+        self._guard.communicate(b"\n")
         self._process.join(_END_S)
         self._connection.close()
 
