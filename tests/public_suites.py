@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,6 +103,41 @@ class ChosenSuite:
     def programs(self, options: Options) -> Sequence[Program]:
         """Return the program."""
         return [cloudpickle.loads(self._program)]
+
+
+class LimitedSuite:
+    """A program of two seconds that returns the memory limit of its workers, and if nannies enforce it.
+
+    Parameters
+    ----------
+    limit : int
+        The expected limit [B].
+    """
+
+    name, source, needs = "limited", "written here", ()
+    memory_limit = "256MiB"
+    settings: Mapping[str, Any] = {"distributed.worker.memory.terminate": False}
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return the program, which may take a minute."""
+        expected = partial(list, [self._limit, False])
+        common: dict[str, Any] = {"suite": self.name, "source": self.source}
+        return [Program(name="limits", run=limits, expected=expected, timeout_s=60, **common)]
+
+
+def limits(client: Client, clock: Clock) -> list[Any]:
+    """Return the memory limit of a worker, and the fraction of it at which its nanny kills it."""
+
+    def fraction(dask_worker: Any) -> Any:
+        return dask_worker.memory_manager.memory_terminate_fraction
+
+    time.sleep(2)
+    (limit,) = {worker["memory_limit"] for worker in client.scheduler_info()["workers"].values()}
+    (found,) = set(client.run(fraction, nanny=True).values())
+    return [limit, found]
 
 
 class EndlessSuite:

@@ -11,7 +11,7 @@ import click
 
 from ferroflow_dask.bench.public import NAMES, OF_CHECKOUTS, chosen_suites
 from ferroflow_dask.bench.public.base import Options, programs_of
-from ferroflow_dask.bench.public.host import Place
+from ferroflow_dask.bench.public.host import AUTO, Place
 from ferroflow_dask.bench.public.page import page
 from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import FEWER, ROUNDS, Rules
@@ -66,7 +66,12 @@ class _Checkout(click.ParamType[tuple[str, Path]]):
     show_default=True,
     help="Workers of each cluster; each has one thread.",
 )
-@click.option("--memory-limit", default="auto", show_default=True, help="Of each worker, as Dask takes it.")
+@click.option(
+    "--memory-limit",
+    default=AUTO,
+    show_default=f"{AUTO}; coiled: 1GiB",
+    help="Of each worker, as Dask takes it.",
+)
 @click.option(
     "--place",
     type=click.Choice(["local", "separate"]),

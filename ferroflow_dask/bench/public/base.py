@@ -112,6 +112,8 @@ class Program:
         Takes an answer and the expected one; says in one line how they differ, "" if they do not.
     anchors : mapping of str to callable
         The same computation by other means, without a cluster; each takes a clock and returns the answer.
+    timeout_s : float
+        After which a run counts as hung, if that is longer than for all programs [s].
     skipped : str
         Why it does not run; "" if it does.
     """
@@ -124,6 +126,7 @@ class Program:
     expected: Callable[[], Any] | None = None
     differs: Callable[[Any, Any], str] = difference
     anchors: Mapping[str, Callable[[Clock], Any]] = field(default_factory=dict)
+    timeout_s: float = 0.0
     skipped: str = ""
 
 
@@ -159,8 +162,9 @@ class Other:
 class Suite(Protocol):
     """A set of programs.
 
-    It may have a `memory_limit` of each worker, and a method `others` that takes the options and yields runs
-    of other schedulers (`Other`).
+    It may have a `memory_limit` of each worker, which counts unless the user gives one, and `settings` of
+    Dask for its clusters. It may have a method `others`, which takes the options and yields runs of other
+    schedulers (`Other`).
     """
 
     @property

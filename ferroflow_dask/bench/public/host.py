@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,6 +31,8 @@ from ferroflow_dask.bench.schema import OK
 from ferroflow_dask.scheduler.extension import extension_on
 from ferroflow_dask.scheduler.installation import install
 
+#: Memory of a worker that Dask chooses.
+AUTO = "auto"
 #: Time that the results of a run may take to leave the scheduler [s].
 _SETTLE_S = 30.0
 
@@ -46,12 +48,15 @@ class Place:
         Of each worker, as Dask takes it.
     is_separate : bool
         Whether the scheduler has a process of its own.
+    settings : mapping
+        Of Dask, in all processes.
     """
 
     workers: int = 4
     threads: int = 1
-    memory_limit: str = "auto"
+    memory_limit: str = AUTO
     is_separate: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ def serve(
     for suite in suites:
         programs |= {(suite.name, program.name): program for program in suite.programs(options)}
     # A stopped scheduler would take its workers for lost when it goes on.
-    with dask.config.set({"distributed.scheduler.worker-ttl": None}), _cluster(place) as client:
+    settings = {"distributed.scheduler.worker-ttl": None, **place.settings}
+    with dask.config.set(settings), _cluster(place) as client:
         if prepare is not None:
             prepare(client)
         probe = Probe(client)
@@ -125,8 +131,12 @@ def _processes(place: Place) -> Iterator[str]:
             *("--nthreads", str(place.threads), "--memory-limit", place.memory_limit),
         ],
     )
-    # As with the processes of a local cluster, which import what this process can.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # As with the processes of a local cluster, which import what this process can and have its settings.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config),
+    }
     started = [subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) for command in commands]
     try:
         yield address

@@ -173,7 +173,7 @@ class Sides:
             self._begin([name])
         side, others = self._sides[name], [one for one in self._sides.values() if one.name != name]
         before = sum(cpu_seconds(other.group) for other in others)
-        outcome = side.run(program, seed, self._rules.timeout_s)
+        outcome = side.run(program, seed, max(self._rules.timeout_s, program.timeout_s))
         others_s = sum(cpu_seconds(other.group) for other in others) - before
         if not outcome.is_clean:
             del self._sides[name]

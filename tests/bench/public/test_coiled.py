@@ -251,6 +251,7 @@ def test_tests_that_take_minutes_run_with_full(programs: dict[str, Program], che
     }
     long = {name: reason for name, reason in quick.items() if reason != programs[name].skipped}
     assert long == {OWN: "takes minutes; --full runs it"}
+    assert {name for name, program in programs.items() if program.timeout_s} == {OWN}
 
 
 ANSWERS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from public_suites import SUITE
+from public_suites import SUITE, LimitedSuite
 
 from ferroflow_dask.bench.public import get_suite
 from ferroflow_dask.bench.public.base import Options, Suite, missing
@@ -107,6 +107,20 @@ def test_each_program_may_have_new_clusters_whose_first_runs_are_rows() -> None:
         (False, "learned", "separate"): 6,
     }
     assert all((row.peak_scheduler_memory or 0) > 2**20 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("place", "limit"),
+    [
+        (Place(workers=2), 256 * 2**20),
+        (Place(workers=2, is_separate=True), 256 * 2**20),
+        (Place(workers=2, memory_limit="300MiB"), 300 * 2**20),
+    ],
+    ids=["the suite's", "the suite's, in processes of their own", "the user's"],
+)
+def test_a_suite_has_limits_of_its_own_unless_the_user_gives_them(place: Place, limit: int) -> None:
+    rules = replace(RULES, place=place, rounds=1, timeout_s=1, sides={"dask": None})
+    assert [row.status for row in made(LimitedSuite(limit), rules)] == [OK]
 
 
 @pytest.mark.parametrize("name", ["tasks", "shapes", "workflows", "tpch"])
