@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -11,7 +12,9 @@ import dask
 from dask import delayed
 from distributed import Client
 
-from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, Suite
+from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, SkippedError, Suite
+from ferroflow_dask.bench.public.host import Place, serve
+from ferroflow_dask.bench.public.sides import Side
 
 
 def sums(client: Client, clock: Clock) -> int:
@@ -35,6 +38,21 @@ def _next(n: int) -> int:
     return n + 1
 
 
+def skips_itself(client: Client, clock: Clock) -> None:
+    """Find a reason not to run."""
+    raise SkippedError("the moon is down")
+
+
+def never_ends(client: Client, clock: Clock) -> None:
+    """Print a line from a task that sleeps for ten minutes."""
+
+    def sleep() -> None:
+        print("running", flush=True)
+        time.sleep(600)
+
+    client.submit(sleep).result()
+
+
 def by_threads() -> int:
     """Return the answer of `sums`."""
     return sum(dask.compute(*[delayed(abs)(n) for n in range(60)], scheduler="threads"))
@@ -46,13 +64,14 @@ class SmallSuite:
     name, source, needs = "small", "written here", ()
 
     def programs(self, options: Options) -> Sequence[Program]:
-        """Return two programs that run, and one that does not."""
+        """Return two programs that run, and two that do not."""
         common: dict[str, Any] = {"suite": self.name, "source": self.source}
         anchors = {"threads": lambda _: by_threads()}
         return [
             Program(name="sums", run=sums, expected=by_threads, anchors=anchors, **common),
             Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
             Program(name="absent", run=prepared, skipped="it needs a moon", **common),
+            Program(name="night", run=skips_itself, **common),
         ]
 
     def others(self, options: Options) -> Sequence[Other]:
@@ -95,3 +114,72 @@ class Pickled:
     def __call__(self) -> Any:
         """Call it."""
         return cloudpickle.loads(self._function)()
+
+
+class LimitedSuite:
+    """A program of two seconds that returns the memory limit of its workers, and if nannies enforce it.
+
+    Parameters
+    ----------
+    limit : int
+        The expected limit [B].
+    """
+
+    name, source, needs = "limited", "written here", ()
+    memory_limit = "256MiB"
+    settings: Mapping[str, Any] = {"distributed.worker.memory.terminate": False}
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return the program, which may take a minute."""
+        expected = partial(list, [self._limit, False])
+        common: dict[str, Any] = {"suite": self.name, "source": self.source}
+        return [Program(name="limits", run=limits, expected=expected, timeout_s=60, **common)]
+
+
+def limits(client: Client, clock: Clock) -> list[Any]:
+    """Return the memory limit of a worker, and the fraction of it at which its nanny kills it."""
+
+    def fraction(dask_worker: Any) -> Any:
+        return dask_worker.memory_manager.memory_terminate_fraction
+
+    time.sleep(2)
+    (limit,) = {worker["memory_limit"] for worker in client.scheduler_info()["workers"].values()}
+    (found,) = set(client.run(fraction, nanny=True).values())
+    return [limit, found]
+
+
+class EndlessSuite:
+    """A program that does not end."""
+
+    name, source, needs = "endless", "written here", ()
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return the program."""
+        return [Program(suite=self.name, name="sleep", source=self.source, run=never_ends)]
+
+
+def hold(moment: str, place: str) -> None:
+    """Print the process groups of two sides, go on to a moment of a comparison, and stay there.
+
+    Parameters
+    ----------
+    moment : {"start", "idle", "run"}
+        While sides start, while they are stopped, or while the first one runs a program.
+    place : {"local", "separate"}
+    """
+    sides = [Side(name, partial(_serve_endless, place)) for name in ("first", "second")]
+    print(*(side.group for side in sides), flush=True)
+    if moment != "start":
+        for side in sides:
+            side.wait_until_ready()
+        print("ready", flush=True)
+    if moment == "run":
+        sides[0].run(EndlessSuite().programs(Options())[0], 0, 600)
+    time.sleep(600)
+
+
+def _serve_endless(place: str, connection: Any) -> None:
+    serve(connection, [EndlessSuite()], Options(), Place(workers=2, is_separate=place == "separate"), None)

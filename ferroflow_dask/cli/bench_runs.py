@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.public.base import Options, Suite, programs_of
+from ferroflow_dask.bench.public.host import AUTO
 from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import Rules
 from ferroflow_dask.bench.rows import Rows, append_row, read_rows
@@ -42,7 +43,10 @@ def rule_options(function: F) -> F:
     """Add the options of all commands that compare sides."""
     options = (
         click.option(
-            "--memory-limit", default="auto", show_default=True, help="Of each worker, as Dask takes it."
+            "--memory-limit",
+            default=AUTO,
+            show_default=f"{AUTO}; coiled: 1GiB",
+            help="Of each worker, as Dask takes it.",
         ),
         click.option(
             "--place",

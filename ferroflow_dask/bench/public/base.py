@@ -16,9 +16,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ferroflow_dask.bench.public.answers import difference
+from ferroflow_dask.exceptions import FerroflowError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+#: What the status of a program that does not run begins with.
+SKIPPED = "skipped: "
+
+
+class SkippedError(FerroflowError):
+    """A program does not run, for a reason that is known only when it starts; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class Program:
     source : str
         Where it comes from, with version and licence; a few words.
     run : callable
-        Takes a client and a clock; returns the answer, which must be picklable.
+        Takes a client and a clock; returns the answer, which must be picklable. It may raise `SkippedError`.
     sizes : mapping
         Of its inputs, as JSON has them.
     expected : callable, optional
@@ -106,6 +114,8 @@ class Program:
         Takes an answer; returns fields of the row that the program knows, such as `ops` and `bound_s`.
     anchors : mapping of str to callable
         The same computation by other means, without a cluster; each takes a clock and returns the answer.
+    timeout_s : float
+        After which a run counts as hung, if that is longer than for all programs [s].
     skipped : str
         Why it does not run; "" if it does.
     """
@@ -119,6 +129,7 @@ class Program:
     differs: Callable[[Any, Any], str] = difference
     fields: Callable[[Any], Mapping[str, Any]] | None = None
     anchors: Mapping[str, Callable[[Clock], Any]] = field(default_factory=dict)
+    timeout_s: float = 0.0
     skipped: str = ""
 
 
@@ -154,8 +165,9 @@ class Other:
 class Suite(Protocol):
     """A set of programs.
 
-    It may have a `memory_limit` of each worker, and a method `others` that takes the options and yields runs
-    of other schedulers (`Other`).
+    It may have a `memory_limit` of each worker, which counts unless the user gives one, and `settings` of
+    Dask for its clusters. It may have a method `others`, which takes the options and yields runs of other
+    schedulers (`Other`).
     """
 
     @property

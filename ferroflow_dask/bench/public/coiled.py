@@ -11,13 +11,13 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ FOLDER = "tests/benchmarks"
 NAMES = ("futures", "work_stealing", "array", "rechunk", "join", "dataframe", "xarray")
 FILES = tuple(f"{FOLDER}/test_{name}.py" for name in NAMES)
 
-#: Tests that take minutes on four workers, most of the time in `time.sleep` or in 150 GB of random numbers.
+#: Beginnings of tests that take minutes on four workers: most of the time in `time.sleep`, or in 150 GB of
+#: random numbers.
 LONG = (
+    "test_basic_sum[slow-square]",
     "test_memory_efficient",
     "test_work_stealing_on_inhomogeneous_workload",
     "test_work_stealing_on_scaling_up",
@@ -36,14 +38,13 @@ LONG = (
     "test_quadratic_mean",
 )
 
+_TOO_LONG = "takes minutes; --full runs it"
 _CALL = "--checkout coiled=PATH"
 _COLLECT = "import sys; from ferroflow_dask.bench.public.coiled_plugin import collect; collect(*sys.argv[1:])"
+#: Of the checkout's own tests [s].
+_LONG_TIMEOUT_S = 3600.0
 #: For imports of all packages that the tests use [s].
 _COLLECT_TIMEOUT_S = 300
-
-
-class SkippedError(FerroflowError):
-    """A test skipped itself while it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,16 @@ class Coiled:
     name: str = "coiled"
     source: str = (
         "Seven files of coiled/benchmarks (BSD-3-Clause), from the user's working tree. A pytest plugin "
-        "replaces the conftest and the module coiled."
+        "replaces the conftest and the module coiled. Workers are not killed for their memory."
     )
     needs: Sequence[str] = ("pytest", "pandas", "pyarrow", "xarray", "flox", "fsspec")
+    #: The sizes of most tests follow the memory of the cluster.
+    memory_limit: str = "1GiB"
+    #: Some chunks have the sizes for workers with 8 GiB. Tasks of `test_vorticity` and of two cases of
+    #: `test_basic_sum` take up to 1.7 GiB for a moment, and the nanny would kill their workers.
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: {"distributed.worker.memory.terminate": False}
+    )
 
     def programs(self, options: Options) -> list[Program]:
         """Return a program for each test, in the order of the files."""
@@ -68,7 +76,8 @@ class Coiled:
                 name=test.removeprefix(f"{FOLDER}/"),
                 source=source,
                 run=partial(run, checkout, test),
-                skipped=reason or ("" if options.is_full else _too_long(test)),
+                timeout_s=_LONG_TIMEOUT_S if _is_long(test) else 0.0,
+                skipped=reason or ("" if options.is_full or not _is_long(test) else _TOO_LONG),
             )
             for test, reason in collected(checkout).items()
         ]
@@ -142,15 +151,14 @@ def run(checkout: Path, test: str, client: Client, clock: Clock) -> dict[str, An
     if plugin.error is not None:
         raise plugin.error
     if plugin.skipped:
-        raise SkippedError(f"skipped: {plugin.skipped}")
+        raise SkippedError(plugin.skipped)
     if status:
         raise FerroflowError(f"pytest ended with status {status} and ran no test {test!r}")
     return plugin.answer
 
 
-def _too_long(test: str) -> str:
-    function = test.partition("::")[2].partition("[")[0]
-    return "takes minutes; --full runs it" if function in LONG else ""
+def _is_long(test: str) -> bool:
+    return test.partition("::")[2].startswith(LONG)
 
 
 def _commit(checkout: Path) -> str:

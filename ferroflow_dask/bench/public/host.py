@@ -1,7 +1,8 @@
 """Process of one side: a cluster, its client, and the programs that the runner sends.
 
 Each side has a process group of its own. The runner stops the group between the turns of the side, so that
-idle clusters take no CPU time from the side that runs, and kills it if a program hangs.
+idle clusters take no CPU time from the side that runs, and kills it if a program hangs. If the runner itself
+is killed, the guard of the side (`sides`) kills the group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,12 +25,14 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 from ferroflow_dask.bench.observe import PEAK, error_line, settle
-from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
+from ferroflow_dask.bench.public.base import SKIPPED, Clock, Options, Program, SkippedError, Suite
 from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK
 from ferroflow_dask.scheduler.extension import extension_on
 from ferroflow_dask.scheduler.installation import install
 
+#: Memory of a worker that Dask chooses.
+AUTO = "auto"
 #: Time that the results of a run may take to leave the scheduler [s].
 _SETTLE_S = 30.0
 
@@ -45,12 +48,15 @@ class Place:
         Of each worker, as Dask takes it.
     is_separate : bool
         Whether the scheduler has a process of its own.
+    settings : mapping
+        Of Dask, in all processes.
     """
 
     workers: int = 4
     threads: int = 1
-    memory_limit: str = "auto"
+    memory_limit: str = AUTO
     is_separate: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,11 @@ class Outcome:
     status: str
     answer: bytes | None = None
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether the cluster can run the next program."""
+        return self.status == OK or self.status.startswith(SKIPPED)
+
 
 #: Prepares a side once its client is there, such as `install`; None for stock Dask.
 Prepare = Callable[[Client], object]
@@ -71,14 +82,14 @@ def serve(
     connection: Connection, suites: Sequence[Suite], options: Options, place: Place, prepare: Prepare | None
 ) -> None:
     """Start a cluster and run programs on it until the runner closes the connection."""
-    # Not a new session: the kernel ends a stopped process group once the runner is gone.
     os.setpgid(0, 0)
     logging.getLogger("distributed").setLevel(logging.ERROR)  # warnings of stock Dask are no result
     programs: dict[tuple[str, str], Program] = {}
     for suite in suites:
         programs |= {(suite.name, program.name): program for program in suite.programs(options)}
     # A stopped scheduler would take its workers for lost when it goes on.
-    with dask.config.set({"distributed.scheduler.worker-ttl": None}), _cluster(place) as client:
+    settings = {"distributed.scheduler.worker-ttl": None, **place.settings}
+    with dask.config.set(settings), _cluster(place) as client:
         if prepare is not None:
             prepare(client)
         probe = Probe(client)
@@ -120,8 +131,12 @@ def _processes(place: Place) -> Iterator[str]:
             *("--nthreads", str(place.threads), "--memory-limit", place.memory_limit),
         ],
     )
-    # As with the processes of a local cluster, which import what this process can.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # As with the processes of a local cluster, which import what this process can and have its settings.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config),
+    }
     started = [subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) for command in commands]
     try:
         yield address
@@ -149,6 +164,8 @@ def _run(program: Program, client: Client, probe: Probe, seed: int, is_ours: boo
         gc.collect()
         settle(client, _SETTLE_S)
         return Outcome(clock.seconds, seen, OK, packed)
+    except SkippedError as error:
+        return Outcome(0.0, {}, f"{SKIPPED}{error}")
     except Exception as error:  # noqa: BLE001 -- it is the status
         return Outcome(clock.seconds, {}, error_line(error))
 
@@ -167,7 +184,6 @@ def plugin(client: Client) -> None:
 
 def time_anchor(suite: Suite, options: Options, program: str, name: str, connection: Connection) -> None:
     """Run an anchor of a program and send the outcome."""
-    # Not a new session: the kernel ends a stopped process group once the runner is gone.
     os.setpgid(0, 0)
     chosen = next(one for one in suite.programs(options) if one.name == program)
     try:

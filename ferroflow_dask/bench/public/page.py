@@ -12,12 +12,12 @@ from statistics import geometric_mean
 from typing import Any
 
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
+from ferroflow_dask.bench.public.base import SKIPPED
 from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK
 from ferroflow_dask.bench.public.ratios import ENOUGH, Ratio, coverage, is_above, is_below
 from ferroflow_dask.bench.public.summary import (
     PLANTED,
     PLANTED_SMALL,
-    SKIPPED,
     ProgramSummary,
     Summary,
 )

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.bench.machine import stamp
-from ferroflow_dask.bench.public.base import Options, Other, Program, Suite, programs_of
-from ferroflow_dask.bench.public.host import Outcome
+from ferroflow_dask.bench.public.base import SKIPPED, Options, Other, Program, Suite, programs_of
+from ferroflow_dask.bench.public.host import AUTO, Outcome, Place
 from ferroflow_dask.bench.public.policies import STOCK
 from ferroflow_dask.bench.public.sides import FEWER, LONG_S, Rules, Sides, run_anchor
-from ferroflow_dask.bench.public.summary import SKIPPED
 from ferroflow_dask.bench.schema import OK, BenchRecord, identity_of, written
 
 
@@ -48,8 +47,7 @@ def run_suites(
     step = on_step or (lambda _: None)
     invocation = uuid.uuid4().hex
     for suite in suites:
-        limit = getattr(suite, "memory_limit", rules.place.memory_limit)
-        own = replace(rules, place=replace(rules.place, memory_limit=limit))
+        own = replace(rules, place=_place_of(suite, rules.place))
         with ExitStack() as stack:
             sides: Sides | None = None
             for program in programs_of(suite, options):
@@ -69,6 +67,14 @@ def run_suites(
                     yield from runs.anchor(name, suite, options)
         if not options.only:
             yield from _others(suite, options, own, invocation, done)
+
+
+def _place_of(suite: Suite, place: Place) -> Place:
+    """Return the place with what the suite adds to it."""
+    limit = place.memory_limit
+    if limit == AUTO:
+        limit = getattr(suite, "memory_limit", AUTO)
+    return replace(place, memory_limit=limit, settings=getattr(suite, "settings", {}))
 
 
 def _others(
@@ -134,6 +140,9 @@ class Runs:
         longest_s = 0.0
         for name in self._rules.sides:  # stock Dask comes first, since its answer may be the expected one
             row = self._measured(sides, name, 0, is_first=True)
+            if row.status.startswith(SKIPPED):
+                yield self.row(name, 0, Outcome(0.0, {}, row.status))
+                return
             longest_s = max(longest_s, row.makespan_s)
             is_wanted = self._rules.is_new_for_each and self._is_left(name, 0, is_first=True)
             if is_wanted or row.status != OK:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,6 @@ from ferroflow_dask.bench.public.host import Outcome, Place, plugin, serve, time
 from ferroflow_dask.bench.public.jobs import Jobs, serve_on_jobs
 from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK, Settings, SideOf, sides_of
 from ferroflow_dask.bench.public.probe import cpu_seconds
-from ferroflow_dask.bench.schema import OK
 from ferroflow_dask.exceptions import ClusterError
 
 #: The sides, by the names that policies have in rows.
@@ -25,6 +25,9 @@ SIDES: Mapping[str, SideOf] = sides_of((STOCK, AGAIN, OURS))
 ROUNDS, FEWER, LONG_S = 9, 3, 10.0
 #: Time that a cluster may take to start [s], and processes to end [s].
 _START_S, _END_S = 120.0, 10.0
+#: Kills the process group of its argument for a line of the runner. If its input ends without a line, the
+#: runner was killed. Then it also kills the process, which may have no group yet. A stopped side cannot.
+_GUARD = 'read -r _ || kill -s KILL "$0"; kill -s KILL -- "-$0"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,13 @@ class Side:
         self._process = context.Process(target=start, args=(theirs,))
         self._process.start()
         theirs.close()
+        # In a session of its own, so that the signals of a terminal do not end it.
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, str(self.group)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # the group may have no process any more
+            start_new_session=True,
+        )
 
     def wait_until_ready(self) -> None:
         """Wait for the cluster, then stop the process group.
@@ -107,7 +117,7 @@ class Side:
         self._signal(signal.SIGCONT)
         self._connection.send((program.suite, program.name, seed))
         outcome: Outcome = self.answer(timeout_s)
-        if outcome.status == OK:
+        if outcome.is_clean:
             self._signal(signal.SIGSTOP)
         else:
             self.end(is_hung=not outcome.seen and outcome.seconds >= timeout_s)
@@ -138,7 +148,7 @@ class Side:
             with suppress(OSError):
                 self._connection.send(None)
             self._process.join(_END_S)
-        self._signal(signal.SIGKILL)
+        self._guard.communicate(b"\n")
         self._process.join(_END_S)
         self._connection.close()
 
@@ -181,9 +191,9 @@ class Sides:
             self._begin([name])
         side, others = self._sides[name], [one for one in self._sides.values() if one.name != name]
         before = sum(cpu_seconds(other.group) for other in others)
-        outcome = side.run(program, seed, self._rules.timeout_s)
+        outcome = side.run(program, seed, max(self._rules.timeout_s, program.timeout_s))
         others_s = sum(cpu_seconds(other.group) for other in others) - before
-        if outcome.status != OK:
+        if not outcome.is_clean:
             del self._sides[name]
         return replace(outcome, seen={**outcome.seen, "others_cpu_s": max(0.0, others_s)})
 

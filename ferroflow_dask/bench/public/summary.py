@@ -22,8 +22,6 @@ from ferroflow_dask.exceptions import UsageError
 
 #: Name and version of the document.
 _FORMAT, _VERSION = "ferroflow-benchmarks", 1
-#: What the status of a program that does not run begins with.
-SKIPPED = "skipped: "
 #: Measures that are compared as ratios.
 MEASURES = (
     *("created_s", "started_s", "first_result_s"),

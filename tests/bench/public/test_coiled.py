@@ -22,8 +22,8 @@ import xarray as xr
 
 from ferroflow_dask import install
 from ferroflow_dask.bench.public.answers import difference
-from ferroflow_dask.bench.public.base import Clock, Options, Program
-from ferroflow_dask.bench.public.coiled import SUITE, SkippedError
+from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError
+from ferroflow_dask.bench.public.coiled import SUITE
 from ferroflow_dask.bench.public.coiled_data import open_zarr, read_parquet
 from ferroflow_dask.bench.public.coiled_values import figures
 from ferroflow_dask.exceptions import FerroflowError, UnknownNameError, UsageError
@@ -251,6 +251,7 @@ def test_tests_that_take_minutes_run_with_full(programs: dict[str, Program], che
     }
     long = {name: reason for name, reason in quick.items() if reason != programs[name].skipped}
     assert long == {OWN: "takes minutes; --full runs it"}
+    assert {name for name, program in programs.items() if program.timeout_s} == {OWN}
 
 
 ANSWERS = {
@@ -353,7 +354,7 @@ def test_a_failed_test_raises_its_error(programs: dict[str, Program], client: Cl
 
 
 def test_a_test_that_skips_itself_raises_the_reason(programs: dict[str, Program], client: Client) -> None:
-    with pytest.raises(SkippedError, match="skipped: too noisy"):
+    with pytest.raises(SkippedError, match=r"^too noisy$"):
         _run(programs["test_array.py::test_skips"], client)
 
 

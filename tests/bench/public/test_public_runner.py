@@ -9,13 +9,15 @@ from typing import Any
 
 import psutil
 import pytest
-from public_suites import SUITE
+from public_suites import SUITE, LimitedSuite
 
 from ferroflow_dask.bench.public import get_suite
 from ferroflow_dask.bench.public.base import Options, Suite, missing
 from ferroflow_dask.bench.public.host import Place
+from ferroflow_dask.bench.public.page import page
 from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import Rules
+from ferroflow_dask.bench.public.summary import summarize
 from ferroflow_dask.bench.schema import OK, BenchRecord, identity_of
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +39,7 @@ def rows() -> list[BenchRecord]:
 
 
 def test_each_side_runs_each_round_and_gives_the_right_answer(rows: list[BenchRecord]) -> None:
-    sided = [row for row in rows if row.policy in RULES.sides and row.workload != "absent"]
+    sided = [row for row in rows if row.policy in RULES.sides and row.workload in ("sums", "prepared")]
     assert {row.status for row in sided} == {OK}
     assert Counter((row.workload, row.policy, row.repetition) for row in sided) == {
         (name, policy, n): 1 for name in ("sums", "prepared") for policy in RULES.sides for n in range(2)
@@ -75,13 +77,26 @@ def test_anchors_other_schedulers_and_programs_that_do_not_run_have_rows(rows: l
         ("sums", "threads", "", OK),
         ("sums", "pool", "as usual", OK),
         ("absent", "dask", "", "skipped: it needs a moon"),
+        ("night", "dask", "", "skipped: the moon is down"),
     }
+
+
+def test_the_page_lists_programs_that_do_not_run_once_with_their_reason(rows: list[BenchRecord]) -> None:
+    _, lines = page(summarize([row for row in rows if row.policy in RULES.sides], "2026-11"), "").split(
+        "## Broken, or not run"
+    )
+    assert lines.split("\n") == [
+        *("", ""),
+        "- small absent, dask: it needs a moon",
+        "- small night, dask: the moon is down",
+        "",
+    ]
 
 
 def test_runs_that_are_done_are_left_out(rows: list[BenchRecord]) -> None:
     left = rows[3]
-    again = made(SUITE, done={identity_of(row) for row in rows if row is not left})
-    assert [identity_of(row) for row in again] == [identity_of(left)]
+    again = made(SUITE, done={identity_of(row) for row in rows if row.status == OK and row is not left})
+    assert [identity_of(row) for row in again if row.status == OK] == [identity_of(left)]
 
 
 def test_each_program_may_have_new_clusters_whose_first_runs_are_rows() -> None:
@@ -92,6 +107,20 @@ def test_each_program_may_have_new_clusters_whose_first_runs_are_rows() -> None:
         (False, "learned", "separate"): 6,
     }
     assert all((row.peak_scheduler_memory or 0) > 2**20 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("place", "limit"),
+    [
+        (Place(workers=2), 256 * 2**20),
+        (Place(workers=2, is_separate=True), 256 * 2**20),
+        (Place(workers=2, memory_limit="300MiB"), 300 * 2**20),
+    ],
+    ids=["the suite's", "the suite's, in processes of their own", "the user's"],
+)
+def test_a_suite_has_limits_of_its_own_unless_the_user_gives_them(place: Place, limit: int) -> None:
+    rules = replace(RULES, place=place, rounds=1, timeout_s=1, sides={"dask": None})
+    assert [row.status for row in made(LimitedSuite(limit), rules)] == [OK]
 
 
 @pytest.mark.parametrize("name", ["tasks", "shapes", "workflows", "tpch"])
