@@ -18,7 +18,7 @@ from ferroflow_dask.bundling.repeats import Measured
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Features that change graphs.
-FEATURES = frozenset({"bundles", "plain_shuffles", "samples", "sharing"})
+FEATURES = frozenset({"bundles", "plain_shuffles", "samples", "sharing", "stages"})
 
 
 @dataclass(frozen=True, slots=True)
