@@ -108,7 +108,7 @@ def _order(
 def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     """Return the plan of a sample; None if enough is known of the graph, or it would not start at once."""
     tasks, learned = graph.tasks, snapshot.learned
-    if "samples" not in snapshot.features or graph.sampled or not snapshot.has_idle_threads:
+    if "samples" not in snapshot.features or graph.sampled or graph.is_late or not snapshot.has_idle_threads:
         return None
     has_p2p = "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks)
     is_staged = "stages" in snapshot.features
@@ -263,6 +263,7 @@ def _cut(
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
         repeats=snapshot.repeats,
         may_try=not graph.is_urgent,
+        assumes_library=graph.is_late,
     )
 
 

@@ -110,7 +110,7 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
         written = {key: written_task(key, bundle, 0.0, isolation) for key, bundle in bundles.items()}
     except NotIsolatedError:
         return None
-    return Held(name, replace(graph, tasks=rest, wanted=wanted), sources, bundles, written)
+    return Held(name, replace(graph, tasks=rest, wanted=wanted, is_late=True), sources, bundles, written)
 
 
 def _depending(first: Collection[Key], tasks: Mapping[Key, GraphNode]) -> set[Key]:

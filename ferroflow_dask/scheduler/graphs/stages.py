@@ -203,7 +203,6 @@ class Stages:
         return (
             wanted == {reader.key for reader in ts.dependents}
             and self._bundles.get(ts.key) is part.bundle
-            and plan.rest is None
             and revalidate(plan, self._without(ts.key, wanted, self._snapshots.for_check(plan)))
         )
 
@@ -215,7 +214,6 @@ class Stages:
             tasks={key: one for key, one in snapshot.tasks.items() if key not in wanted},
             held={key: holder for key, holder in snapshot.held.items() if holder != name},
             bundles={key: one for key, one in snapshot.bundles.items() if key != name and key not in wanted},
-            has_idle_threads=False,
         )
 
     def _replace(self, ts: TaskState, plan: Plan) -> None:
