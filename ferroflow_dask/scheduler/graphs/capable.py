@@ -61,6 +61,11 @@ class CapableWorkers:
         cores = sum(min(of_hosts[host], n) for host, n in threads.items())
         return cores if cores < threads.total() else 0
 
+    def crowding(self) -> float:
+        """Return how many threads share a core, at least 1; 1 if it is unknown."""
+        cores = self.cores()
+        return sum(ws.nthreads for ws in self._scheduler.workers.values()) / cores if cores else 1.0
+
     def are_all(self) -> bool:
         """Return whether all workers can run bundles; may be called by any thread."""
         return self._capable.issuperset(list(self._scheduler.workers))

@@ -166,7 +166,7 @@ class Graphs:
             self._learned.record_shuffle(str(msg["shuffle"]), float(msg["nbytes"]))
         elif "version" in msg:
             self._capable.note(str(msg.get("worker")), msg["version"], msg.get("cores"))
-            self._learned.costs.crowding = self.knowledge.cluster().crowding
+            self._learned.costs.crowding = self._capable.crowding()
 
     def restarted(self) -> None:
         """Forget all graphs: the cluster restarts."""
@@ -178,7 +178,7 @@ class Graphs:
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
         self._capable.worker_left(address)
-        self._learned.costs.crowding = self.knowledge.cluster().crowding
+        self._learned.costs.crowding = self._capable.crowding()
         self.observers.worker_left(address)
 
     def sampled(self) -> Collection[Key]:
