@@ -31,7 +31,7 @@ from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
 from ferroflow_dask.bundling.small_shuffles import to_measure, with_small_shuffles
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
-from ferroflow_dask.bundling.stages import held_part
+from ferroflow_dask.bundling.stages import Held, held_part
 
 #: Smaller graphs run as they come [tasks].
 FEWEST = 10
@@ -203,15 +203,22 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         annotations,
         bundles=bundles,
         shuffled=shuffled,
-        reasons={
-            key: ("plain tasks", f"a P2P shuffle of {_in_words(nbytes)}") for key, nbytes in shuffled.items()
-        },
+        reasons=_reasons(shuffled, held),
         kept_shuffles=kept,
         measured=measured,
         held=held,
         premises=premises,
         prediction=prediction,
     )
+
+
+def _reasons(shuffled: Mapping[Key, float], held: Held | None) -> dict[Key, tuple[str, str]]:
+    found: dict[Key, tuple[str, str]] = {}
+    for key, nbytes in shuffled.items():
+        found[key] = "plain tasks", f"a P2P shuffle of {_in_words(nbytes)}"
+    if held is not None:
+        found[held.name] = "held", f"until {len(held.inputs)} inputs are complete"
+    return found
 
 
 def _in_words(nbytes: float) -> str:
