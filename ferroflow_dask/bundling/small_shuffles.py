@@ -33,22 +33,23 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
 
     def nbytes_of(group: list[shuffles.Shuffle]) -> float | None:
         outputs = {task.key for shuffle in group for task in shuffle.unpacks}
-        nbytes, are_complete = 0.0, True
+        nbytes, is_unknown = 0.0, False
         for shuffle in group:
             sources = shuffle.sources(plain)
-            own_nbytes, is_complete = _nbytes(sources, shuffle.id, snapshot, plain)
-            nbytes += own_nbytes
-            are_complete &= is_complete
-            if all(key in snapshot.tasks for key in sources) and is_complete:
+            own_nbytes, is_final = _nbytes(sources, shuffle.id, snapshot, plain)
+            may_wait = "stages" in snapshot.features and not is_final
+            is_unknown |= may_wait
+            nbytes += 0.0 if may_wait and own_nbytes == inf else own_nbytes
+            if is_final and own_nbytes < inf and all(key in snapshot.tasks for key in sources):
                 measured[shuffle.id] = own_nbytes
         parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
         if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
             return None  # the scheduler has them as P2P tasks, or the client wants one
         if not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs):
             return min(nbytes, _MOST_SHUFFLED)  # the scheduler has them as plain tasks
-        if "stages" in snapshot.features and not are_complete and (nbytes == inf or nbytes <= most):
-            return inf
-        return nbytes if nbytes <= most else None
+        if nbytes > most:
+            return None
+        return inf if is_unknown else nbytes
 
     return replace(shuffles.with_plain_tasks(plain, nbytes_of, most), measured=measured)
 
@@ -77,9 +78,9 @@ def most_nbytes(cluster: ClusterProfile) -> float:
 def _nbytes(
     sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: shuffles.Graph
 ) -> tuple[float, bool]:
-    """Return the size of data [B], and whether it is that of all of them or as it was before.
+    """Return the size of data [B], and whether more will not become known of it.
 
-    Otherwise it is estimated by those which exist; infinite if none does.
+    It is estimated by the data that exist, or as it was before; infinite if neither is known.
     """
     tasks = snapshot.tasks
     found = [tasks[key].nbytes for key in sources if key in tasks and tasks[key].nbytes >= 0]
@@ -87,7 +88,8 @@ def _nbytes(
         nbytes = snapshot.shuffled.get(shuffle, inf)
         if nbytes < inf and _is_identified(sources, graph):
             return nbytes, True
-    return extrapolated(found, len(sources)), len(found) == len(sources)
+    is_final = len(found) == len(sources) or all(map(snapshot.is_in_memory, sources))
+    return extrapolated(found, len(sources)), is_final
 
 
 def extrapolated(found: Sequence[float], n: int) -> float:

@@ -71,7 +71,7 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
         As in `rewrite`.
     """
     tasks = plain.tasks
-    # Annotations, and tasks that the scheduler has, stay with the tasks of the client.
+    # Annotations belong to the tasks of the client, and so do tasks that the scheduler has.
     if not plain.unknown or any(graph.annotations.values()):
         return None
     late = _depending({one.key for group in plain.unknown for each in group for one in each.transfers}, tasks)
@@ -87,7 +87,7 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
         tuple(keys)
         for group in plain.unknown
         for shuffle in group
-        if late.isdisjoint(keys := shuffle.sources(tasks))
+        if late.isdisjoint(keys := shuffle.sources(rest))
     )
     inside = needed_by(set(wanted), dict(all_plain.tasks))
     keys = in_order(inside)

@@ -22,9 +22,9 @@ def test_only_our_policy_bundles_graphs(thread_client: Client) -> None:
     for policy, off in (
         ("ferroflow", set()),
         ("ferroflow-again", set()),
-        ("ferroflow-without-bundles", {"bundles", "plain_shuffles", "samples", "sharing"}),
+        ("ferroflow-without-bundles", {"bundles", "plain_shuffles", "samples", "sharing", "stages"}),
         ("ferroflow-without-prefetch", {"prefetch"}),
-        ("ring", {"bundles", "plain_shuffles", "samples", "sharing", "prefetch"}),
+        ("ring", {"bundles", "plain_shuffles", "samples", "sharing", "stages", "prefetch"}),
     ):
         for _ in range(2):
             put_in_charge(thread_client, policy, seed=0)
