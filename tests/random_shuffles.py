@@ -408,7 +408,7 @@ def _values(client: Client, graph: dict[Any, Any], keys: list[Any]) -> Any:
 
 
 #: Sizes above which shuffles are P2P [B]: those of all programs, of none, and of about half of them.
-_LIMITS = (None, -1, 300)
+_LIMITS = (None, 1, 300)
 
 
 def compare_held(
