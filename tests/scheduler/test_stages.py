@@ -12,7 +12,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from bundled import Bundling, on_bundling_cluster
+from bundled import Bundling, gates, on_bundling_cluster
 from distributed import Client, Worker, fire_and_forget, futures_of, wait
 from random_shuffles import cluster, compare_held
 from waiting import comes
@@ -233,5 +233,59 @@ def test_the_log_says_what_a_held_part_waits_for() -> None:
         assert reason == "until 12 inputs are complete"
         await asyncio.gather(*futures)
         futures.clear()
+
+    on_stages(test)
+
+
+# What a held part keeps in memory, and how long it waits
+
+
+def add_both(number: int, part: pd.DataFrame) -> int:
+    return number + len(part)
+
+
+def shuffled(seconds: float) -> list[Any]:
+    """Return the partitions of a small shuffle as delayed values."""
+
+    def wait(part: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(seconds)
+        return part
+
+    whole = rows(1, 40)
+    frame = dd.from_pandas(whole, npartitions=4).map_partitions(wait, meta=whole)
+    return list(frame.shuffle("k").to_delayed())
+
+
+@pytest.mark.cluster
+def test_what_is_read_beside_a_shuffle_is_not_computed_before_the_part_is_planned() -> None:
+    async def test(on: Bundling) -> None:
+        parts, n = shuffled(0.05), 40
+        read = [dask.delayed(len)("four", dask_key_name=f"large-{i}") for i in range(n)]
+        sums = [
+            dask.delayed(add_both)(one, parts[i % len(parts)], dask_key_name=f"sum-{i}")
+            for i, one in enumerate(read)
+        ]
+        future = on.client.compute(dask.delayed(sum)(sums))
+        await comes(lambda: held(on) > 0)
+        while held(on):
+            large = [ts for key, ts in on.scheduler.tasks.items() if str(key).startswith("large-")]
+            assert len(large) < n
+            await asyncio.sleep(0.001)
+        assert await asyncio.wait_for(future, 30) == 4 * n + 10 * 40
+
+    on_stages(test)
+
+
+@pytest.mark.cluster
+def test_a_part_is_planned_before_its_slow_inputs_that_are_not_shuffled_exist() -> None:
+    async def test(on: Bundling) -> None:
+        with gates() as make:
+            gate, parts = make(), shuffled(0.0)
+            slow = gate.task("slow-0")
+            future = on.client.compute(dask.delayed(add_both)(slow, parts[0]))
+            await comes(lambda: on.stealing.graphs.stages.counts["planned"] > 0)
+            assert not on.scheduler.tasks["slow-0"].who_has
+            gate.open()
+            await asyncio.wait_for(future, 30)
 
     on_stages(test)

@@ -140,6 +140,8 @@ class Stages:
                 one.found.append(nbytes)
                 if one.nbytes() > most_nbytes(self._knowledge.cluster()):
                     self._ask(name, part)
+            if not part.sizes:  # other inputs say nothing of a shuffle
+                self._ask(name, part)
 
     def part_changed(self, key: Key, _: str, finish: str) -> None:
         """Note a transition of the task of a held part: without a worker, it has all its inputs."""
