@@ -77,6 +77,7 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
     late = _depending({one.key for group in plain.unknown for each in group for one in each.transfers}, tasks)
     if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):
         return None
+    late |= _needless(graph, plain, late, snapshot)
     wanted = graph.wanted & late
     rest = {key: task for key, task in tasks.items() if key in late}
     # If the plugin ends, they run as plain tasks.
@@ -111,6 +112,24 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
     except NotIsolatedError:
         return None
     return Held(name, replace(graph, tasks=rest, wanted=wanted, is_late=True), sources, bundles, written)
+
+
+def _needless(
+    graph: SentGraph, plain: shuffles.PlainShuffles, late: Collection[Key], snapshot: Snapshot
+) -> set[Key]:
+    """Return the tasks before a held part that would only fill memory until it is planned.
+
+    Dask computes what is read together with the output of a shuffle when that exists. Few results are no
+    burden, and computed in time.
+    """
+    tasks, late = plain.tasks, set(late)
+    first = {key for group in plain.unknown for one in group for key in one.sources(tasks)} - late
+    first |= (graph.wanted | snapshot.tasks.keys()) & tasks.keys() - late
+    needless = tasks.keys() - late - needed_by(first, tasks).keys()
+    n_read = len(needless & {one for key in late for one in tasks[key].dependencies})
+    if n_read <= snapshot.cluster.n_threads or snapshot.holds_some(needless):
+        return set()
+    return needless
 
 
 def _depending(first: Collection[Key], tasks: Mapping[Key, GraphNode]) -> set[Key]:
