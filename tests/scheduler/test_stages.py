@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -287,5 +288,66 @@ def test_a_part_is_planned_before_its_slow_inputs_that_are_not_shuffled_exist() 
             assert not on.scheduler.tasks["slow-0"].who_has
             gate.open()
             await asyncio.wait_for(future, 30)
+
+    on_stages(test)
+
+
+# Plans that fail, or come too late
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("limit", [2**25, 100], ids=["plain", "P2P"])
+def test_a_part_is_planned_again_if_tasks_have_changed_meanwhile(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limit)
+    monkeypatch.setattr(stages, "_FEW_TASKS", 0)
+
+    async def test(on: Bundling) -> None:
+        n_plans, stock = 0, stages.rewrite
+        changing, has_changed = threading.Event(), threading.Event()
+
+        def slowly(*args: Any) -> Any:
+            nonlocal n_plans
+            n_plans += 1
+            plan = stock(*args)
+            if n_plans == 1:
+                changing.set()
+                has_changed.wait(10)
+            return plan
+
+        monkeypatch.setattr(stages, "rewrite", slowly)
+        collection, _ = frames(0.0)
+        futures = futures_of(on.client.persist(collection))
+        await comes(changing.is_set)
+        first = futures.pop(0)
+        key = first.key
+        del first
+        await comes(lambda: key not in on.scheduler.tasks)
+        has_changed.set()
+        await asyncio.wait_for(asyncio.gather(*futures), 30)
+        assert n_plans > 1
+        assert not on.stealing.graphs.stages.counts["split"]
+        futures.clear()
+
+    on_stages(test)
+
+
+@pytest.mark.cluster
+def test_a_failure_to_replace_a_part_ends_the_plugin_and_not_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(stages.Stages, "_is_valid", fail)
+
+    async def test(on: Bundling) -> None:
+        stealing = on.stealing
+        collection, expected = frames(0.0)
+        futures = futures_of(on.client.persist(collection))
+        await assert_ends(futures, expected)
+        assert str(stealing.error) == "on purpose"
+        futures.clear()
 
     on_stages(test)

@@ -10,12 +10,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
 from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.ordering import needed_by
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import revalidate, rewrite
 from ferroflow_dask.bundling.small_shuffles import extrapolated, most_nbytes
@@ -37,6 +37,8 @@ logger = logging.getLogger("ferroflow_dask")
 _HELD = frozenset({"waiting", "no-worker"})
 #: Parts of more tasks are planned in a thread.
 _FEW_TASKS = 200
+#: Other graphs may create or release tasks meanwhile. After so many plans the part is split.
+_ATTEMPTS = 3
 _STIMULUS = "ferroflow-stage"
 
 
@@ -162,28 +164,38 @@ class Stages:
     def _ask(self, name: Key, part: _Part) -> None:
         if not part.is_asked:
             part.is_asked = True
-            self._scheduler.loop.add_callback(self._guard(self._plan), name)
+            self._scheduler.loop.add_callback(self._plan, name)
 
     async def _plan(self, name: Key) -> None:
-        """Plan a part, and replace its task."""
+        """Plan a part, and replace its task; a failure ends the plugin, which splits the part."""
+        if self._guard.error is not None:
+            return
+        try:
+            await self._plan_part(name)
+        except FAILURES as error:
+            self._guard.fail(error)
+
+    async def _plan_part(self, name: Key) -> None:
         part, ts = self._parts.get(name), self._scheduler.tasks.get(name)
         if part is None or ts is None:
             return
         part.is_asked = False
-        if ts.state not in _HELD:
-            return
-        plan = None
-        try:
-            plan = await self._planned(part, ts)
-        except FAILURES:
-            logger.warning("ferroflow: a part of a graph could not be planned", exc_info=True)
-        if self._parts.get(name) is not part or self._scheduler.tasks.get(name) is not ts:
-            return
-        if ts.state not in _HELD:
-            return
-        if plan is not None and self._is_valid(plan, ts, part):
-            self._replace(ts, plan)
-        else:
+        for _ in range(_ATTEMPTS):
+            if ts.state not in _HELD:
+                return
+            plan = None
+            try:
+                plan = await self._planned(part, ts)
+            except FAILURES:
+                logger.warning("ferroflow: a part of a graph could not be planned", exc_info=True)
+            if self._parts.get(name) is not part or self._scheduler.tasks.get(name) is not ts:
+                return
+            if plan is None:
+                break
+            if ts.state in _HELD and self._is_valid(plan, ts, part):
+                self._replace(ts, plan)
+                return
+        if ts.state in _HELD:
             self._forget(name)
             self.counts["split"] += 1
             self._splitting.split(name, _STIMULUS)
@@ -191,20 +203,32 @@ class Stages:
     async def _planned(self, part: _Part, ts: TaskState) -> Plan | None:
         """Return the plan of a part; None if tasks of other graphs read it, or it was changed."""
         rest, wanted = part.held.rest, frozenset(reader.key for reader in ts.dependents)
-        if not wanted <= rest.wanted or self._bundles.get(ts.key) is not part.bundle:
+        if not wanted <= rest.wanted or not self._is_same(ts.key, part):
             return None
-        rest = replace(rest, wanted=wanted)
-        snapshot = self._without(ts.key, wanted, self._snapshots.for_plan(rest))
-        make = partial(rewrite, rest, snapshot, self._bundles.token())
+        name, token = ts.key, self._bundles.token()
+
+        def make() -> Plan:
+            needed = replace(rest, wanted=wanted, tasks=needed_by({*wanted}, dict(rest.tasks)))
+            return rewrite(needed, self._without(name, wanted, self._snapshots.for_plan(needed)), token)
+
         if len(rest.tasks) <= _FEW_TASKS:
             return make()
         return await asyncio.get_running_loop().run_in_executor(None, make)
+
+    def _is_same(self, name: Key, part: _Part) -> bool:
+        """Return whether a part is as it was held, except that clients may need less of it."""
+        bundle, before = self._bundles.get(name), part.bundle
+        return (
+            bundle is not None
+            and bundle.places.items() <= before.places.items()
+            and set(map(id, bundle.tasks)) <= set(map(id, before.tasks))
+        )
 
     def _is_valid(self, plan: Plan, ts: TaskState, part: _Part) -> bool:
         wanted = plan.graph.wanted
         return (
             wanted == {reader.key for reader in ts.dependents}
-            and self._bundles.get(ts.key) is part.bundle
+            and self._is_same(ts.key, part)
             and revalidate(plan, self._without(ts.key, wanted, self._snapshots.for_check(plan)))
         )
 
