@@ -40,10 +40,11 @@ class Held:
     sources : tuple of tuple of Key
         The data of each shuffle of unknown size whose data are computed by tasks that are not held.
     bundles : dict of Key to Bundle
-        All held tasks as one bundle, with plain tasks in place of the shuffles, and the tasks that give its
-        values the keys that clients want.
+        All held tasks as one bundle, and the tasks that give its values the keys that clients want. If the
+        bundle is split, its tasks run as they came.
     tasks : dict of Key to GraphNode
-        The tasks of these bundles.
+        The tasks of these bundles; that of the first one has plain tasks in place of the shuffles. A worker
+        could run it.
     """
 
     name: Key
@@ -80,7 +81,6 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
     late |= _needless(graph, plain, late, snapshot)
     wanted = graph.wanted & late
     rest = {key: task for key, task in tasks.items() if key in late}
-    # If the plugin ends, they run as plain tasks.
     all_plain = shuffles.with_plain_tasks(rest, lambda _: _ANY_NBYTES)
     if shuffles.has_p2p(all_plain.tasks):
         return None  # one cannot be replaced
@@ -90,28 +90,36 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
         for shuffle in group
         if late.isdisjoint(keys := shuffle.sources(rest))
     )
-    inside = needed_by(set(wanted), dict(all_plain.tasks))
-    keys = in_order(inside)
-    exports = tuple(key for key in keys if key in wanted)
-    outside = sorted({one for task in inside.values() for one in task.dependencies} - inside.keys(), key=str)
     name: Key = (f"{BUNDLE_PREFIX}-held-{token}", 0)
-    bundles = {
-        name: Bundle(
-            tuple(inside[key] for key in keys),
-            exports,
-            {key: (key, None) for key in outside},
-            delivered=exports,
-            shares_objects=snapshot.shares_objects,
-        )
-    }
-    for item, key in enumerate(exports):
+    own = _as_bundle(rest, wanted, snapshot)
+    bundles = {name: own}
+    for item, key in enumerate(own.delivered):
         bundles[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): (name, item)})
+    runnable = _as_bundle(all_plain.tasks, wanted, snapshot)
     isolation = Isolation()
     try:
-        written = {key: written_task(key, bundle, 0.0, isolation) for key, bundle in bundles.items()}
+        written = {
+            key: written_task(key, runnable if key == name else bundle, 0.0, isolation)
+            for key, bundle in bundles.items()
+        }
     except NotIsolatedError:
         return None
     return Held(name, replace(graph, tasks=rest, wanted=wanted, is_late=True), sources, bundles, written)
+
+
+def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot: Snapshot) -> Bundle:
+    """Return a bundle of the tasks that some keys need."""
+    inside = needed_by(set(wanted), dict(tasks))
+    keys = in_order(inside)
+    exports = tuple(sorted(wanted, key=str))
+    outside = sorted({one for task in inside.values() for one in task.dependencies} - inside.keys(), key=str)
+    return Bundle(
+        tuple(inside[key] for key in keys),
+        exports,
+        {key: (key, None) for key in outside},
+        delivered=exports,
+        shares_objects=snapshot.shares_objects,
+    )
 
 
 def _needless(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -18,7 +18,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.ordering import needed_by
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import revalidate, rewrite
-from ferroflow_dask.bundling.small_shuffles import extrapolated, most_nbytes
+from ferroflow_dask.bundling.small_shuffles import most_nbytes
 from ferroflow_dask.bundling.snapshot import Snapshot
 from ferroflow_dask.bundling.stages import Held
 from ferroflow_dask.scheduler._distributed_graphs import replace_task
@@ -44,14 +44,19 @@ _STIMULUS = "ferroflow-stage"
 
 @dataclass(slots=True, eq=False)
 class _Sizes:
-    """The data of one shuffle, as far as they exist."""
+    """The data of one shuffle: how many parts there are, and those that exist [B]."""
 
     n: int
-    found: list[float] = field(default_factory=list)
+    n_found: int = 0
+    found_nbytes: float = 0.0
+    most_nbytes: float = 0.0
 
-    def nbytes(self) -> float:
-        """Return the expected size of all data [B]."""
-        return extrapolated(self.found, self.n)
+    def add(self, nbytes: float) -> float:
+        """Add a part, and return the expected size of all [B]; as `small_shuffles.extrapolated`."""
+        self.n_found += 1
+        self.found_nbytes += nbytes
+        self.most_nbytes = max(self.most_nbytes, nbytes)
+        return self.found_nbytes + (self.n - self.n_found) * self.most_nbytes
 
 
 @dataclass(slots=True, eq=False)
@@ -139,8 +144,7 @@ class Stages:
         for name in tuple(self._inputs[key]):
             part = self._parts[name]
             for one in part.sizes.pop(key, ()) if nbytes >= 0 else ():
-                one.found.append(nbytes)
-                if one.nbytes() > most_nbytes(self._knowledge.cluster()):
+                if one.add(nbytes) > most_nbytes(self._knowledge.cluster()):
                     self._ask(name, part)
             if not part.sizes:  # other inputs say nothing of a shuffle
                 self._ask(name, part)
