@@ -189,6 +189,12 @@ class Seen(SchedulerPlugin):
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self.tasks: dict[Any, Created] = {}
+        #: Keys of P2P shuffles, also of those that replaced a held part.
+        self.barriers: set[str] = set()
+
+    def transition(self, key: Any, *_: Any, **__: Any) -> None:
+        if isinstance(key, str) and key.startswith("shuffle-barrier"):
+            self.barriers.add(key)
 
     def update_graph(self, scheduler: Any, *, tasks: list[Any], **_: Any) -> None:
         for ts in map(self._scheduler.tasks.__getitem__, tasks):
@@ -210,6 +216,7 @@ class Bundling(Cluster):
     def forget_seen(self) -> None:
         """Look at the next graphs only."""
         self.seen.tasks.clear()
+        self.seen.barriers.clear()
 
     @property
     def bundles(self) -> Any:

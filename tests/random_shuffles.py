@@ -1,6 +1,7 @@
 """Random programs with P2P shuffles: stock P2P on a cluster against the plain tasks in its place.
 
-`python tests/random_shuffles.py 1000` compares so many programs, and prints how many were equal.
+`python tests/random_shuffles.py 1000` compares so many programs, and prints how many were equal. With
+`--held`, they run on a cluster with the plugin. Held parts become plain tasks, P2P shuffles, or both.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dask.core import flatten
 from distributed import Client, LocalCluster
 from distributed.shuffle._core import P2PBarrierTask
 
+from ferroflow_dask import install
 from ferroflow_dask.bundling.shuffles import unfused, with_plain_tasks
 from ferroflow_dask.scheduler._distributed_graphs import materialized
 
@@ -374,6 +376,62 @@ def run(seed: int, client: Client) -> Outcome:
     return Outcome("equal")
 
 
+def run_held(seed: int, stock: Client, held: Client) -> Outcome:
+    """Run a program on a stock cluster, and on one whose plugin holds what is behind its shuffles."""
+    program = Program(seed)
+    settings = {"dataframe.convert-string": program.rng.random() < 0.5, "scheduler": "sync"}
+    with dask.config.set(settings):
+        try:
+            graph, keys = graph_of(program.collection())
+        except Exception as error:  # noqa: BLE001 -- Dask refuses some choices
+            return Outcome(f"Dask refuses: {_text(error)}")
+    if not n_barriers(graph):
+        return Outcome("no P2P")
+    expected, found = _values(stock, graph, keys), _values(held, graph, keys)
+    text = f"program {seed} {program.steps} {settings}"
+    if isinstance(expected, Exception) or isinstance(found, Exception):
+        is_same = type(expected) is type(found)
+        return Outcome("both raise") if is_same else Outcome("different", f"{text}: {expected!r}, {found!r}")
+    try:
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    except AssertionError as error:
+        return Outcome("different", f"{text}: {error}"[:2000])
+    return Outcome("equal")
+
+
+def _values(client: Client, graph: dict[Any, Any], keys: list[Any]) -> Any:
+    try:
+        return client.get(graph, keys)
+    except Exception as error:  # noqa: BLE001 -- it is compared
+        return error
+
+
+#: Sizes above which shuffles are P2P [B]: those of all programs, of none, and of about half of them.
+_LIMITS = (None, 1, 300)
+
+
+def compare_held(
+    seeds: range, stock: Client, held: Client, report: Callable[[str], object] = lambda _: None
+) -> tuple[list[str], Counter[str]]:
+    """Run programs on both clusters; the limit of the second one changes with the seed."""
+    from ferroflow_dask.bundling import small_shuffles
+
+    usual, differences, counts = small_shuffles._MOST_SHUFFLED, list[str](), Counter[str]()
+    for seed in seeds:
+        limit = _LIMITS[seed % len(_LIMITS)]
+        small_shuffles._MOST_SHUFFLED = usual if limit is None else limit
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = run_held(seed, stock, held)
+        counts[outcome.type] += 1
+        if outcome.difference:
+            differences.append(outcome.difference)
+            report(outcome.difference)
+    small_shuffles._MOST_SHUFFLED = usual
+    return differences, counts
+
+
 def _text(error: Exception) -> str:
     text = re.sub(r"[0-9a-f]{32}", "…", f"{type(error).__name__}: {error}")
     return text[:80].replace("\n", " ")
@@ -408,11 +466,14 @@ def compare(
 
 if __name__ == "__main__":
     started = time.perf_counter()
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    with cluster() as one:
-        _, counted = compare(
-            range(first, first + int(sys.argv[1])), one, lambda text: print(text, flush=True)
-        )
+    given = [int(text) for text in sys.argv[1:] if text != "--held"]
+    programs = range(*given[1:], sum(given))
+    with cluster() as one, cluster() as other:
+        if "--held" in sys.argv:
+            install(other)
+            _, counted = compare_held(programs, one, other, lambda text: print(text, flush=True))
+        else:
+            _, counted = compare(programs, one, lambda text: print(text, flush=True))
     for name, count in counted.most_common():
         print(count, name)
     print(f"{time.perf_counter() - started:.0f} s")

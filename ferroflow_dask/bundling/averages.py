@@ -15,6 +15,8 @@ from ferroflow_dask.bundling.sequence import NO_WORK
 _SMALL_NBYTES = 2**14
 #: Their class.
 SMALL_CLASS = _SMALL_NBYTES.bit_length()
+#: Assumed of a task that calls library functions only: duration without data [s], and data in a second [B/s].
+_LIBRARY_S, _LIBRARY_RATE = 2e-4, 1e8
 #: Bound on the ratio of a duration to one that was learned of another size.
 _MOST_SCALED = 8.0
 
@@ -145,6 +147,7 @@ def expected(
     *,
     guess_s: float,
     crowding: float = 1.0,
+    library: Collection[int] = frozenset(),
 ) -> Expected:
     """Return what is expected of the tasks of a graph; O(tasks + edges).
 
@@ -166,6 +169,9 @@ def expected(
         Duration of a task of which nothing is known [s].
     crowding : float, optional
         Threads for each core, at least 1.
+    library : collection of int, optional
+        Positions of the tasks that call library functions only. If nothing is known of one, its duration and
+        size follow from its data.
     """
     found = Expected([], [], [], [], [], [])
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):
@@ -173,7 +179,7 @@ def expected(
         if isinstance(task, NO_WORK):
             if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
                 nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
-        elif one is None:
+        elif one is None and i not in library:
             cost_s = guess_s
             found.unknown.append(i)
         else:
@@ -182,9 +188,12 @@ def expected(
             for j in edges[i]:
                 handled += found.nbytes[j]
             size_class_ = max(int(handled).bit_length(), SMALL_CLASS)  # `size_class`, without the call
-            own = one.by_size.get(size_class_, one)
-            if own is one and (one.by_size or declared):
-                own = one.of_size(handled, declared)
+            if one is None:
+                own = Averages(_LIBRARY_S + handled / _LIBRARY_RATE, declared or handled)
+            else:
+                own = one.by_size.get(size_class_, one)
+                if own is one and (one.by_size or declared):
+                    own = one.of_size(handled, declared)
             cost_s, nbytes, most_nbytes = own.duration_s, own.nbytes, max(own.nbytes, own.most_nbytes)
             if crowding > 1:
                 core_s = own.core_share * cost_s

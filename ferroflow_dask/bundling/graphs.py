@@ -70,6 +70,7 @@ def bundle_graph(
     holders: Mapping[Key, Collection[str]] | None = None,
     repeats: Mapping[int, Measured] | None = None,
     may_try: bool = False,
+    assumes_library: bool = False,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -107,6 +108,8 @@ def bundle_graph(
         Measured durations of graphs by shape and cut.
     may_try : bool, optional
         As in `best_cut`.
+    assumes_library : bool, optional
+        Whether durations are assumed of unknown tasks that call library functions only.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -127,6 +130,7 @@ def bundle_graph(
         declared_nbytes or {},
         guess_s=GUESS * cluster.added_s,
         crowding=cluster.crowding,
+        library=_library(tasks, keys, prefixes, learned) if assumes_library else (),
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)
@@ -167,6 +171,15 @@ def bundle_graph(
             order = _places_in_order(bundles, position)
             return BundledGraph(written, rewritten, order, replace(prediction, shape=shape))
         work = replace(work, alone=frozenset(work.alone).union([position[key] for key in failed]))
+
+
+def _library(
+    tasks: Tasks, keys: Sequence[Key], prefixes: Sequence[str], learned: Mapping[str, Averages | None]
+) -> set[int]:
+    """Return the positions of the tasks of unknown prefixes that call library functions only."""
+    isolation = Isolation()
+    unknown = [i for i, prefix in enumerate(prefixes) if prefix not in learned]
+    return {i for i in unknown if isolation.calls_library_only(tasks[keys[i]])}
 
 
 def _written(

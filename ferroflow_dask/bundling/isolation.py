@@ -131,6 +131,14 @@ class Isolation:
         elif not self._changes_nothing(task):
             changing.append((step, self._reach.parts(task)))
 
+    def calls_library_only(self, task: GraphNode) -> bool:
+        """Return whether all callables in a task, arguments included, are library functions."""
+        if not isinstance(task, Task):
+            return True
+        if task.func is _execute_subgraph:
+            return all(map(self.calls_library_only, task.args[0].values()))
+        return self._changes_nothing(task)
+
     def _in_library(self, task: GraphNode) -> Iterator[Iterable[Any]]:
         """Yield the operands of the calls of a task that change nothing."""
         if not isinstance(task, Task):

@@ -15,6 +15,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.predict import Prediction
 from ferroflow_dask.bundling.sharing import Sharing
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, TaskFacts, outside
+from ferroflow_dask.bundling.stages import Held
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 
@@ -109,6 +110,10 @@ class Plan:
         For the barriers of P2P shuffles that stay: the identifier of the shuffle, and the keys of its data.
     reasons : mapping of Key to (str, str), optional
         For explanations of tasks: the decision and its reason.
+    measured : mapping of str to float, optional
+        Sizes of the data of shuffles that exist, by their identifiers [B].
+    held : Held, optional
+        The part of the graph that is planned when the sizes of its shuffles are known.
     premises : Premises, optional
         None if the tasks are those of the graph.
     rest : SentGraph, optional
@@ -127,6 +132,8 @@ class Plan:
     shuffled: Mapping[Key, float] = field(default_factory=dict)
     kept_shuffles: Mapping[Key, tuple[str, list[Key]]] = field(default_factory=dict)
     reasons: Mapping[Key, tuple[str, str]] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    held: Held | None = None
     premises: Premises | None = None
     rest: SentGraph | None = None
     until: Until | None = None

@@ -31,6 +31,7 @@ from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
 from ferroflow_dask.bundling.small_shuffles import to_measure, with_small_shuffles
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
+from ferroflow_dask.bundling.stages import Held, held_part
 
 #: Smaller graphs run as they come [tasks].
 FEWEST = 10
@@ -107,18 +108,21 @@ def _order(
 def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     """Return the plan of a sample; None if enough is known of the graph, or it would not start at once."""
     tasks, learned = graph.tasks, snapshot.learned
-    if "samples" not in snapshot.features or graph.sampled or not snapshot.has_idle_threads:
+    if "samples" not in snapshot.features or graph.sampled or graph.is_late or not snapshot.has_idle_threads:
         return None
     has_p2p = "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks)
+    is_staged = "stages" in snapshot.features
     if (len(tasks) < FEWEST and not has_p2p) or snapshot.holds_some(tasks):
         return None
-    if not has_p2p and learned.keys() >= {key_split(key) for key in tasks}:
+    if (is_staged or not has_p2p) and learned.keys() >= {key_split(key) for key in tasks}:
         return None
     parts, sources = set[Key](), dict[str, list[Key]]()
     if has_p2p:
         tasks = shuffles.unfused(tasks)
         parts, sources = shuffles.parts_and_sources(tasks)
     sized = [key for shuffle, data in sources.items() for key in to_measure(shuffle, data, snapshot, tasks)]
+    if is_staged:  # sizes are known when their stage is planned
+        sized = []
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
     missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {
@@ -151,23 +155,31 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
 def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
     """Return the plan of a graph with plain shuffles and bundles."""
     tasks, shuffled, kept = graph.tasks, dict[Key, float](), dict[Key, tuple[str, list[Key]]]()
+    wanted_now, held, measured = graph.wanted, None, dict[str, float]()
     annotations = {name: dict(by_key) for name, by_key in graph.annotations.items()}
     if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
         plain = with_small_shuffles(graph, snapshot)
-        kept = plain.kept
+        kept, measured = plain.kept, plain.measured
         if plain.outputs:
             tasks, shuffled = plain.tasks, plain.outputs
+        if "stages" in snapshot.features:
+            held = held_part(graph, plain, snapshot, token)
         for by_key in annotations.values():
             by_key |= {new: by_key[old] for new, old in plain.origins.items() if old in by_key}
-    premises = Premises.of(tasks, snapshot)
+    premises = Premises.of(tasks if held is None else plain.tasks, snapshot)
+    if held is not None:
+        late = held.rest.tasks.keys()
+        tasks = {key: task for key, task in plain.tasks.items() if key not in late}
+        wanted_now = (graph.wanted - late).union(held.inputs & tasks.keys())
+        kept = {key: one for key, one in kept.items() if key not in late}
     bundled: BundledGraph | None = None
     if len(tasks) >= FEWEST or snapshot.holds_some(tasks):
-        missing, wanted = _missing(graph, tasks, premises)
+        missing, wanted = _missing(wanted_now, tasks, premises)
         sharing = share(missing, wanted, snapshot)
         inherited, alone = _annotated(annotations, sharing.tasks)
         alone |= _alone(sharing.tasks, premises, snapshot)
         bundled = _cut(graph, sharing, wanted, snapshot, token, alone=alone)
-    prediction = bundled.prediction if bundled is not None else None
+    prediction = bundled.prediction if bundled is not None and held is None else None
     if bundled is not None and not bundled.bundles:
         bundled = None
     if bundled is not None:
@@ -175,23 +187,38 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         for name, value in inherited.items():
             annotations[name] |= dict.fromkeys(bundled.bundles, value)
         tasks = bundled.tasks
-    elif not shuffled:
-        return replace(unchanged(graph), prediction=prediction, kept_shuffles=kept)
+    elif not shuffled and held is None:
+        return replace(unchanged(graph), prediction=prediction, kept_shuffles=kept, measured=measured)
+    order = _order(graph, tasks, bundled)
+    bundles = bundled.bundles if bundled is not None else {}
+    if held is not None:
+        last = max(order.values(), default=0.0)
+        order |= {key: last + i for i, key in enumerate(held.tasks, 1)}
+        tasks, bundles = {**tasks, **held.tasks}, {**bundles, **held.bundles}
     return Plan(
         graph,
         tasks,
         graph.wanted,
-        _order(graph, tasks, bundled),
+        order,
         annotations,
-        bundles=bundled.bundles if bundled is not None else {},
+        bundles=bundles,
         shuffled=shuffled,
-        reasons={
-            key: ("plain tasks", f"a P2P shuffle of {_in_words(nbytes)}") for key, nbytes in shuffled.items()
-        },
+        reasons=_reasons(shuffled, held),
         kept_shuffles=kept,
+        measured=measured,
+        held=held,
         premises=premises,
         prediction=prediction,
     )
+
+
+def _reasons(shuffled: Mapping[Key, float], held: Held | None) -> dict[Key, tuple[str, str]]:
+    found: dict[Key, tuple[str, str]] = {}
+    for key, nbytes in shuffled.items():
+        found[key] = "plain tasks", f"a P2P shuffle of {_in_words(nbytes)}"
+    if held is not None:
+        found[held.name] = "held", f"until {len(held.inputs)} inputs are complete"
+    return found
 
 
 def _in_words(nbytes: float) -> str:
@@ -199,12 +226,12 @@ def _in_words(nbytes: float) -> str:
 
 
 def _missing(
-    graph: SentGraph, tasks: Mapping[Key, GraphNode], premises: Premises
+    wanted: Collection[Key], tasks: Mapping[Key, GraphNode], premises: Premises
 ) -> tuple[dict[Key, GraphNode], set[Key]]:
     """Return the tasks that the scheduler needs, and which of their results have keys of their own."""
     # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
     missing = {key: task for key, task in tasks.items() if not premises.defined.get(key)}
-    keys = {key for key in graph.wanted if key in missing}
+    keys = {key for key in wanted if key in missing}
     missing = needed_by(keys, missing)
     # Tasks that exist without a definition get it from this graph.
     return missing, keys | {key for key in premises.defined if key in missing}
@@ -243,6 +270,7 @@ def _cut(
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
         repeats=snapshot.repeats,
         may_try=not graph.is_urgent,
+        assumes_library=graph.is_late,
     )
 
 

@@ -161,12 +161,18 @@ class PlainShuffles:
         For each new key: that of a P2P task in its place.
     kept : dict of Key to (str, list of Key)
         For the barriers of shuffles that stay: the identifier of the shuffle, and the keys of its data.
+    unknown : list of list of Shuffle
+        Those of them whose size is unknown, together if they are the sides of a join.
+    measured : dict of str to float
+        Sizes of data that exist, by the identifiers of their shuffles [B].
     """
 
     tasks: dict[Key, GraphNode]
     outputs: dict[Key, float] = field(default_factory=dict)
     origins: dict[Key, Key] = field(default_factory=dict)
     kept: dict[Key, tuple[str, list[Key]]] = field(default_factory=dict)
+    unknown: list[list[Shuffle]] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 def with_plain_tasks(
@@ -179,15 +185,18 @@ def with_plain_tasks(
     graph : mapping of Key to GraphNode
         From `unfused`.
     nbytes_of : callable
-        Returns the size of the data of a shuffle [B], None if it stays; of both together if they are the
-        sides of a join.
+        Returns the size of the data of a shuffle [B], of both together if they are the sides of a join;
+        None if it stays, infinite if it stays because the size is unknown.
     most_nbytes : float, optional
         More data, and more than expected, are reported [B].
     """
     found = PlainShuffles(dict(graph))
     for group in _groups(graph):
-        if (nbytes := nbytes_of(group)) is None:
+        nbytes = nbytes_of(group)
+        if nbytes is None or nbytes == inf:
             found.kept.update({one.barrier.key: (one.id, one.sources(graph)) for one in group})
+            if nbytes is not None:
+                found.unknown.append(group)
             continue
         by_id = {shuffle.barrier.spec.id: shuffle for shuffle in group}
         unpacks = {task.key: task for shuffle in group for task in shuffle.unpacks}

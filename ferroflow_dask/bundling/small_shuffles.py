@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -26,19 +27,31 @@ _MEASURED = 3
 
 def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainShuffles:
     """Replace the P2P shuffles of little data by plain tasks."""
-    most = _most_nbytes(snapshot.cluster)
+    most = most_nbytes(snapshot.cluster)
     plain = shuffles.unfused(graph.tasks)
+    measured: dict[str, float] = {}
 
     def nbytes_of(group: list[shuffles.Shuffle]) -> float | None:
         outputs = {task.key for shuffle in group for task in shuffle.unpacks}
-        nbytes = sum(_nbytes(shuffle.sources(plain), shuffle.id, snapshot, plain) for shuffle in group)
+        nbytes, is_unknown = 0.0, False
+        for shuffle in group:
+            sources = shuffle.sources(plain)
+            own_nbytes, is_final = _nbytes(sources, shuffle.id, snapshot, plain)
+            may_wait = "stages" in snapshot.features and not is_final
+            is_unknown |= may_wait
+            nbytes += 0.0 if may_wait and own_nbytes == inf else own_nbytes
+            if is_final and own_nbytes < inf and all(key in snapshot.tasks for key in sources):
+                measured[shuffle.id] = own_nbytes
         parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
         if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
             return None  # the scheduler has them as P2P tasks, or the client wants one
-        is_plain = not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs)
-        return nbytes if nbytes <= most or is_plain else None
+        if not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs):
+            return min(nbytes, _MOST_SHUFFLED)  # the scheduler has them as plain tasks
+        if nbytes > most:
+            return None
+        return inf if is_unknown else nbytes
 
-    return shuffles.with_plain_tasks(plain, nbytes_of, most)
+    return replace(shuffles.with_plain_tasks(plain, nbytes_of, most), measured=measured)
 
 
 def to_measure(
@@ -49,27 +62,39 @@ def to_measure(
     A prefix may stand for data of many sizes, so learned sizes do not show that a shuffle is small.
     """
     known = [snapshot.learned.get(key_split(key)) for key in sources]
-    is_large = sum(one.most_nbytes for one in known if one is not None) > _most_nbytes(snapshot.cluster)
+    is_large = sum(one.most_nbytes for one in known if one is not None) > most_nbytes(snapshot.cluster)
     if is_large or (shuffle in snapshot.shuffled and _is_identified(sources, graph)):
         return ()
     last = len(sources) - 1
     return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
 
 
-def _most_nbytes(cluster: ClusterProfile) -> float:
+def most_nbytes(cluster: ClusterProfile) -> float:
     """Return the size up to which a shuffle becomes plain tasks [B]."""
     memory = MEMORY_SHARE * (cluster.memory_nbytes or inf)
     return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
 
 
-def _nbytes(sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: shuffles.Graph) -> float:
-    """Return the size of data [B] by those which exist, or as it was before; infinite if neither is known."""
+def _nbytes(
+    sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: shuffles.Graph
+) -> tuple[float, bool]:
+    """Return the size of data [B], and whether more will not become known of it.
+
+    It is estimated by the data that exist, or as it was before; infinite if neither is known.
+    """
     tasks = snapshot.tasks
     found = [tasks[key].nbytes for key in sources if key in tasks and tasks[key].nbytes >= 0]
-    if found:
-        return sum(found) + (len(sources) - len(found)) * max(found)
-    nbytes = snapshot.shuffled.get(shuffle, inf)
-    return nbytes if nbytes < inf and _is_identified(sources, graph) else inf
+    if len(found) < len(sources):
+        nbytes = snapshot.shuffled.get(shuffle, inf)
+        if nbytes < inf and _is_identified(sources, graph):
+            return nbytes, True
+    is_final = len(found) == len(sources) or all(map(snapshot.is_in_memory, sources))
+    return extrapolated(found, len(sources)), is_final
+
+
+def extrapolated(found: Sequence[float], n: int) -> float:
+    """Return the size of `n` partitions of which some are known [B]; infinite if none is."""
+    return sum(found) + (n - len(found)) * max(found) if found else (inf if n else 0.0)
 
 
 def _is_identified(sources: Sequence[Key], graph: shuffles.Graph) -> bool:

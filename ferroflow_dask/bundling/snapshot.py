@@ -18,7 +18,7 @@ from ferroflow_dask.bundling.repeats import Measured
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Features that change graphs.
-FEATURES = frozenset({"bundles", "plain_shuffles", "samples", "sharing"})
+FEATURES = frozenset({"bundles", "plain_shuffles", "samples", "sharing", "stages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class SentGraph:
         The tasks that ran in a sample; then there is no other one.
     is_urgent : bool, optional
         Whether it has a priority: then nothing is tried.
+    is_late : bool, optional
+        Whether it was held until its inputs existed: there is no sample of it.
     """
 
     tasks: Mapping[Key, GraphNode]
@@ -52,6 +54,7 @@ class SentGraph:
     averages: Mapping[Key, Averages] = field(default_factory=dict)
     sampled: frozenset[Key] = frozenset()
     is_urgent: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,10 @@ class Core:
     suspects: dict[Key, None] = field(default_factory=dict)
     #: Tasks that have refused workers, until they end, with the addresses; the last one at the end.
     refused: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+    #: Tasks that no worker gets: parts of graphs that are held.
+    held: dict[Key, None] = field(default_factory=dict)
+    #: For each task that these read: those which do.
+    held_inputs: dict[Key, set[Key]] = field(default_factory=dict)
     #: Processing tasks that were sent before their inputs existed.
     sent_early: set[Key] = field(default_factory=set)
     #: Names of the features that are installed.

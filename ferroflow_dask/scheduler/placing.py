@@ -60,7 +60,7 @@ class Placing:
         if self._guard.is_closed or self._guard.error is not None:
             return False
         try:
-            if ts.key in self._core.refused:
+            if ts.key in self._core.refused or ts.key in self._core.held:
                 return True
             if ts.key in self._core.suspects:
                 return False
@@ -84,6 +84,8 @@ class Placing:
         ws = None
         # Dask places actors and tasks with preferences ("loose" restrictions).
         guard = self._guard
+        if ts.key in self._core.held and not guard.is_closed and guard.error is None:
+            return None
         if not (ts.actor or ts.loose_restrictions or guard.is_closed or guard.error is not None):
             try:
                 if ts.key in self._core.refused:

@@ -34,7 +34,9 @@ class Bundler:
         graphs, tokens = stealing.graphs, count()
         self._bundles, self._samples = graphs.bundles, graphs.samples
         self._run, self._messages = run, messages
-        self._knows = replace(graphs.knowledge, cluster=lambda: cluster, on=FEATURES.difference(without))
+        self._knows = replace(
+            graphs.knowledge, cluster=lambda: cluster, on=FEATURES.difference(without, {"stages"})
+        )
         self._snapshots = Snapshots(stealing.scheduler, graphs.bundles, self._knows)
         graphs.bundles.token = lambda: str(next(tokens))  # the same in every run
         graphs.receive()

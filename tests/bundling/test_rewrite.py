@@ -160,6 +160,17 @@ def has_no_sample(plan: Plan) -> bool:
     return plan.rest is None
 
 
+def holds_a_part(plan: Plan) -> bool:
+    held = plan.held
+    assert held is not None
+    (sources,) = held.sources
+    assert {*held.inputs} == {*sources}
+    assert plan.tasks.keys() >= {*sources}
+    assert plan.wanted == plan.graph.wanted == held.rest.wanted
+    assert not n_barriers(plan.tasks)
+    return held.tasks.items() <= plan.tasks.items()
+
+
 def measures(plan: Plan) -> bool:
     return plan.rest is not None and not plan.tasks.keys().isdisjoint(SOURCES)
 
@@ -327,7 +338,8 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
         lambda plan: plan.wanted == {key for key in plan.tasks if key[0] == "c"},
     ),
     # Shuffles
-    "data of a shuffle of unknown size": (P2P, NEW, measures),
+    "data of a shuffle of unknown size": (P2P, KNOWN, holds_a_part),
+    "data of a shuffle of unknown size without stages": (P2P, without("stages", snapshot=NEW), measures),
     "a shuffle of large data": (
         P2P,
         replace(KNOWN, tasks={SOURCES[0]: TaskFacts(nbytes=2.0**40)}),

@@ -25,6 +25,7 @@ from ferroflow_dask.scheduler.features.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.features.samples import Samples
 from ferroflow_dask.scheduler.features.scattered_replicas import ScatteredReplicas
 from ferroflow_dask.scheduler.features.sharing import Sharing
+from ferroflow_dask.scheduler.features.stages import Stages
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -39,6 +40,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     Prefetch,
     Bundles,
     PlainShuffles,
+    Stages,
     Samples,
     Sharing,
     LowLatencyMessages,

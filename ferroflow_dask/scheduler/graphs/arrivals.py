@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -284,3 +285,13 @@ def _outside(expr_ser: Any, keys: Collection[Key]) -> set[Key]:
 def _in_this_process(expression: Any) -> Any:
     """Return an object that stands for an expression as Dask takes it from a client."""
     return _distributed_graphs.in_this_process({"serializer": _FAMILY, "arrival": expression})
+
+
+@contextmanager
+def arriving(plan: Plan) -> Iterator[None]:
+    """Let `GraphArrivals.planned` return a plan whose tasks were created later than their graph."""
+    token = _arriving.set(Arrival(plan))
+    try:
+        yield
+    finally:
+        _arriving.reset(token)

@@ -12,7 +12,7 @@ from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
-from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
+from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals, arriving
 from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
 from ferroflow_dask.scheduler.graphs.capable import CapableWorkers
 from ferroflow_dask.scheduler.graphs.deaths import Deaths
@@ -22,6 +22,7 @@ from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.overtaking import Overtaking
 from ferroflow_dask.scheduler.graphs.scaling import Scaling
+from ferroflow_dask.scheduler.graphs.stages import Stages
 from ferroflow_dask.scheduler.graphs.task_streams import TaskStreams
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
 from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED, DIVIDED, Runs
@@ -94,6 +95,7 @@ class Graphs:
         )
         self._arrivals = GraphArrivals(core, bundles, self.knowledge, self.observers, self._capable)
         self.samples = self._arrivals.samples
+        self.stages = Stages(core, splitting, self.knowledge, self._stage_created)
 
     def _may_send(self, address: str) -> bool:
         return self.remote.may_send(address)
@@ -169,6 +171,7 @@ class Graphs:
     def restarted(self) -> None:
         """Forget all graphs: the cluster restarts."""
         self.bundles.clear()
+        self.stages.clear()
         self.dividing.restarted()
         self._arrivals.restarted()
 
@@ -189,10 +192,21 @@ class Graphs:
 
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""
-        created = self._arrivals.created()
+        created, plan = dict(self._arrivals.created()), self.planned()
+        if plan is not None and plan.held is not None:  # it will never run
+            self.bundles.expect({plan.held.name: created.pop(plan.held.name)})
         self.bundles.add(created)
         # Their inputs are bundles, which say nothing of how much data they read.
         readers = ((key, one) for key, one in created.items() if len(one.tasks) == 1)
         self._learned.costs.expect(
             {key: one.size_classes[key] for key, one in readers if key in one.size_classes}
         )
+        if plan is not None:
+            self.stages.add(plan)
+
+    def _stage_created(self, plan: Plan) -> None:
+        """Note the bundles of a part of a graph that was held."""
+        with arriving(plan):
+            self.created()
+            for hook in self._core.hooks.update_graph:
+                hook()

@@ -1,0 +1,154 @@
+"""Stages: the part of a graph behind shuffles of unknown size is held until the data exist.
+
+How a shuffle is best run depends on the size of its data. The data of the first shuffles of a graph exist
+when the tasks before them have ended. The rest of the graph is one bundle until then, which no worker gets.
+Then it is planned like a graph that has just arrived. Shuffles behind others are held again. Spark calls this
+adaptive query execution (Apache Spark 3.0, SPARK-31412).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from dask._task_spec import Alias, GraphNode
+from dask.typing import Key
+
+from ferroflow_dask.annotations import BUNDLE_PREFIX
+from ferroflow_dask.bundling import shuffles
+from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.graphs import written_task
+from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
+from ferroflow_dask.bundling.ordering import in_order, needed_by
+from ferroflow_dask.bundling.results import VALUE
+from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
+
+#: A size that no data exceed: plain tasks report none [B].
+_ANY_NBYTES = 2.0**60
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The part of a graph that is held.
+
+    Parameters
+    ----------
+    name : Key
+        Of the task that stands for it.
+    rest : SentGraph
+        The tasks that are held, with P2P shuffles as they came.
+    sources : tuple of tuple of Key
+        The data of each shuffle of unknown size whose data are computed by tasks that are not held.
+    bundles : dict of Key to Bundle
+        All held tasks as one bundle, and the tasks that give its values the keys that clients want. If the
+        bundle is split, its tasks run as they came.
+    tasks : dict of Key to GraphNode
+        The tasks of these bundles; that of the first one has plain tasks in place of the shuffles. A worker
+        could run it.
+    """
+
+    name: Key
+    rest: SentGraph
+    sources: tuple[tuple[Key, ...], ...]
+    bundles: Mapping[Key, Bundle]
+    tasks: Mapping[Key, GraphNode]
+
+    @property
+    def inputs(self) -> Collection[Key]:
+        """The results of other tasks that the held ones read."""
+        return self.bundles[self.name].places.keys()
+
+
+def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapshot, token: str) -> Held | None:
+    """Return the part of a graph behind its shuffles of unknown size; None if there is none.
+
+    Parameters
+    ----------
+    graph : SentGraph
+    plain : PlainShuffles
+        The same graph with plain tasks in place of the shuffles that are known to be small.
+    snapshot : Snapshot
+    token : str
+        As in `rewrite`.
+    """
+    tasks = plain.tasks
+    # Annotations belong to the tasks of the client, and so do tasks that the scheduler has.
+    if not plain.unknown or any(graph.annotations.values()):
+        return None
+    late = _depending({one.key for group in plain.unknown for each in group for one in each.transfers}, tasks)
+    if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):
+        return None
+    late |= _needless(graph, plain, late, snapshot)
+    wanted = graph.wanted & late
+    rest = {key: task for key, task in tasks.items() if key in late}
+    all_plain = shuffles.with_plain_tasks(rest, lambda _: _ANY_NBYTES)
+    if shuffles.has_p2p(all_plain.tasks):
+        return None  # one cannot be replaced
+    sources = tuple(
+        tuple(keys)
+        for group in plain.unknown
+        for shuffle in group
+        if late.isdisjoint(keys := shuffle.sources(rest))
+    )
+    name: Key = (f"{BUNDLE_PREFIX}-held-{token}", 0)
+    own = _as_bundle(rest, wanted, snapshot)
+    bundles = {name: own}
+    for item, key in enumerate(own.delivered):
+        bundles[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): (name, item)})
+    runnable = _as_bundle(all_plain.tasks, wanted, snapshot)
+    isolation = Isolation()
+    try:
+        written = {
+            key: written_task(key, runnable if key == name else bundle, 0.0, isolation)
+            for key, bundle in bundles.items()
+        }
+    except NotIsolatedError:
+        return None
+    return Held(name, replace(graph, tasks=rest, wanted=wanted, is_late=True), sources, bundles, written)
+
+
+def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot: Snapshot) -> Bundle:
+    """Return a bundle of the tasks that some keys need."""
+    inside = needed_by(set(wanted), dict(tasks))
+    keys = in_order(inside)
+    exports = tuple(sorted(wanted, key=str))
+    outside = sorted({one for task in inside.values() for one in task.dependencies} - inside.keys(), key=str)
+    return Bundle(
+        tuple(inside[key] for key in keys),
+        exports,
+        {key: (key, None) for key in outside},
+        delivered=exports,
+        shares_objects=snapshot.shares_objects,
+    )
+
+
+def _needless(
+    graph: SentGraph, plain: shuffles.PlainShuffles, late: Collection[Key], snapshot: Snapshot
+) -> set[Key]:
+    """Return the tasks before a held part that would only fill memory until it is planned.
+
+    Dask computes what is read together with the output of a shuffle when that exists. Few results are no
+    burden, and computed in time.
+    """
+    tasks, late = plain.tasks, set(late)
+    first = {key for group in plain.unknown for one in group for key in one.sources(tasks)} - late
+    first |= (graph.wanted | snapshot.tasks.keys()) & tasks.keys() - late
+    needless = tasks.keys() - late - needed_by(first, tasks).keys()
+    n_read = len(needless & {one for key in late for one in tasks[key].dependencies})
+    if n_read <= snapshot.cluster.n_threads or snapshot.holds_some(needless):
+        return set()
+    return needless
+
+
+def _depending(first: Collection[Key], tasks: Mapping[Key, GraphNode]) -> set[Key]:
+    """Return some keys and those of all tasks that depend on them; O(edges)."""
+    readers: dict[Key, list[Key]] = {}
+    for key, task in tasks.items():
+        for needed in task.dependencies:
+            readers.setdefault(needed, []).append(key)
+    found, stack = set(first), list(first)
+    while stack:
+        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
+        found.update(new)
+        stack += new
+    return found
