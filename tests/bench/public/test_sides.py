@@ -70,7 +70,7 @@ def in_charge() -> ChosenSuite:
     return ChosenSuite(Charge(), OPTIONS)
 
 
-OF_BUNDLES = {"bundles", "plain_shuffles", "samples", "sharing"}
+OF_BUNDLES = {"bundles", "plain_shuffles", "samples", "sharing", "stages"}
 
 
 @pytest.mark.cluster
