@@ -33,7 +33,7 @@ class Stages(Feature):
         self.core.parts().graphs.stages.part_changed(key, start, finish)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of parts that were held, planned, and split into plain tasks."""
+        """Return the number of parts that were held, planned, and split."""
         return self.core.parts().graphs.stages.counts
 
     def pending(self) -> Collection[Key]:
