@@ -84,19 +84,30 @@ def serve(
     """Start a cluster and run programs on it until the runner closes the connection."""
     os.setpgid(0, 0)
     logging.getLogger("distributed").setLevel(logging.ERROR)  # warnings of stock Dask are no result
-    programs: dict[tuple[str, str], Program] = {}
-    for suite in suites:
-        programs |= {(suite.name, program.name): program for program in suite.programs(options)}
+    programs = programs_by_name(suites, options)
     # A stopped scheduler would take its workers for lost when it goes on.
     settings = {"distributed.scheduler.worker-ttl": None, **place.settings}
     with dask.config.set(settings), _cluster(place) as client:
-        if prepare is not None:
-            prepare(client)
-        probe = Probe(client)
-        connection.send(client.scheduler_info()["address"])
-        while (request := connection.recv()) is not None:
-            suite_name, name, seed = request
-            connection.send(_run(programs[suite_name, name], client, probe, seed, prepare is plugin))
+        run_requests(connection, client, programs, prepare)
+
+
+Programs = Mapping[tuple[str, str], Program]
+
+
+def programs_by_name(suites: Sequence[Suite], options: Options) -> Programs:
+    """Return the programs by the names of their suites and their own."""
+    return {(suite.name, program.name): program for suite in suites for program in suite.programs(options)}
+
+
+def run_requests(connection: Connection, client: Client, programs: Programs, prepare: Prepare | None) -> None:
+    """Prepare a side, send the address of its scheduler, and run programs as the runner asks for them."""
+    if prepare is not None:
+        prepare(client)
+    probe = Probe(client)
+    connection.send(client.scheduler_info()["address"])
+    while (request := connection.recv()) is not None:
+        suite, name, seed = request
+        connection.send(_run(programs[suite, name], client, probe, seed, prepare is plugin))
 
 
 @contextmanager

@@ -17,8 +17,7 @@ import dask
 
 from ferroflow_dask.bench.observe import error_line
 from ferroflow_dask.bench.public.base import Options, Suite
-from ferroflow_dask.bench.public.host import Outcome, Prepare, _run, plugin
-from ferroflow_dask.bench.public.probe import Probe
+from ferroflow_dask.bench.public.host import Outcome, Prepare, programs_by_name, run_requests
 from ferroflow_dask.deploy.interrupts import signals_raised
 from ferroflow_dask.exceptions import FerroflowError
 
@@ -54,17 +53,10 @@ def serve_on_jobs(
     """Submit jobs and run programs on them until the runner closes the connection or sends SIGINT."""
     os.setpgid(0, 0)  # as in `host.serve`
     logging.getLogger("distributed").setLevel(logging.ERROR)
-    programs = {(suite.name, one.name): one for suite in suites for one in suite.programs(options)}
+    programs = programs_by_name(suites, options)
     with suppress(KeyboardInterrupt, EOFError), signals_raised():
         try:
             with dask.config.set({"distributed.scheduler.worker-ttl": None}), jobs.start() as client:
-                if prepare is not None:
-                    prepare(client)
-                probe = Probe(client)
-                connection.send(client.scheduler_info()["address"])
-                while (request := connection.recv()) is not None:
-                    suite_name, name, seed = request
-                    program = programs[suite_name, name]
-                    connection.send(_run(program, client, probe, seed, prepare is plugin))
+                run_requests(connection, client, programs, prepare)
         except FerroflowError as error:  # of the jobs
             connection.send(Outcome(0.0, {}, error_line(error)))
