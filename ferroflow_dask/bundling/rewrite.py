@@ -162,8 +162,10 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         kept, measured = plain.kept, plain.measured
         if plain.outputs:
             tasks, shuffled = plain.tasks, plain.outputs
-        if "stages" in snapshot.features:
-            held = held_part(graph, plain, snapshot, token)
+        common = _common(graph) if "stages" in snapshot.features else None
+        if common is not None and (held := held_part(graph, plain, snapshot, token)) is not None:
+            for name, value in common.items():  # the tasks of its plan get them from it
+                annotations[name] |= dict.fromkeys(held.tasks, value)
         for by_key in annotations.values():
             by_key |= {new: by_key[old] for new, old in plain.origins.items() if old in by_key}
     premises = Premises.of(tasks if held is None else plain.tasks, snapshot)
@@ -210,6 +212,19 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         premises=premises,
         prediction=prediction,
     )
+
+
+def _common(graph: SentGraph) -> dict[str, Any] | None:
+    """Return the annotations that all tasks have, if bundles may have them; None if tasks differ."""
+    found: dict[str, Any] = {}
+    for name, by_key in graph.annotations.items():
+        values = [by_key.get(key) for key in graph.tasks]
+        if all(value is None for value in values):
+            continue
+        if name not in INHERITED or any(value != values[0] for value in values):
+            return None
+        found[name] = values[0]
+    return found
 
 
 def _reasons(shuffled: Mapping[Key, float], held: Held | None) -> dict[Key, tuple[str, str]]:

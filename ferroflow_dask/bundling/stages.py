@@ -72,8 +72,7 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
         As in `rewrite`.
     """
     tasks = plain.tasks
-    # Annotations belong to the tasks of the client, and so do tasks that the scheduler has.
-    if not plain.unknown or any(graph.annotations.values()):
+    if not plain.unknown:
         return None
     late = _depending({one.key for group in plain.unknown for each in group for one in each.transfers}, tasks)
     if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):

@@ -339,6 +339,18 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
     ),
     # Shuffles
     "data of a shuffle of unknown size": (P2P, KNOWN, holds_a_part),
+    "data of unknown size in a graph with a priority": (
+        replace(P2P, annotations={"priority": dict.fromkeys(P2P.tasks, 3)}),
+        KNOWN,
+        lambda plan: (
+            holds_a_part(plan) and all(plan.annotations["priority"][key] == 3 for key in plan.held.tasks)
+        ),
+    ),
+    "data of unknown size in a graph with retries": (
+        replace(P2P, annotations={"retries": dict.fromkeys(P2P.tasks, 3)}),
+        KNOWN,
+        lambda plan: plan.held is None and n_barriers(plan.tasks) == 1,
+    ),
     "data of a shuffle of unknown size without stages": (P2P, without("stages", snapshot=NEW), measures),
     "a shuffle of large data": (
         P2P,
