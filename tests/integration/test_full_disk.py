@@ -74,7 +74,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 def test_a_full_disk_keeps_the_rows_of_a_benchmark(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    command = ("bench", "run", "merge", "--n", "10", "--policy", "dask", "--repeat", "1", *LOCAL)
+    command = ("bench", "run", "merge", "--n", "10", "--policy", "dask", "--repeat", "1", "--workers", "1")
     assert ferroflow(*command, "--rows", file).exit_code == 0
     before = file.read_bytes()
     with full_disk():

@@ -33,6 +33,8 @@ from ferroflow_dask.scheduler.installation import install
 
 #: Memory of a worker that Dask chooses.
 AUTO = "auto"
+#: Time that a scheduler may take to start, and a process to end [s].
+_CONNECT_S, _END_S = 100.0, 5.0
 #: Time that the results of a run may take to leave the scheduler [s].
 _SETTLE_S = 30.0
 
@@ -115,7 +117,8 @@ def _cluster(place: Place) -> Iterator[Client]:
     """Start a cluster as a user does."""
     with ExitStack() as stack:
         if place.is_separate:
-            client = stack.enter_context(Client(stack.enter_context(_processes(place))))
+            address = stack.enter_context(_processes(place))
+            client = stack.enter_context(Client(address, timeout=_CONNECT_S))
             client.wait_for_workers(place.workers)
         else:
             cluster = LocalCluster(
@@ -152,10 +155,14 @@ def _processes(place: Place) -> Iterator[str]:
     try:
         yield address
     finally:
+        # Workers leave their scheduler at once, but wait for one that does not answer.
         for process in reversed(started):
             process.terminate()
-        for process in started:
-            process.wait()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _run(program: Program, client: Client, probe: Probe, seed: int, is_ours: bool) -> Outcome:

@@ -50,7 +50,7 @@ class Jobs:
 def serve_on_jobs(
     connection: Connection, suites: Sequence[Suite], options: Options, jobs: Jobs, prepare: Prepare | None
 ) -> None:
-    """Submit jobs and run programs on them until the runner closes the connection or sends SIGINT."""
+    """Submit jobs and run programs on them until the runner closes the connection or sends SIGTERM."""
     os.setpgid(0, 0)  # as in `host.serve`
     logging.getLogger("distributed").setLevel(logging.ERROR)
     programs = programs_by_name(suites, options)

@@ -142,7 +142,7 @@ class Side:
         self._signal(signal.SIGCONT)
         if self._jobs is not None:
             if self._process.is_alive():
-                os.kill(self.group, signal.SIGINT)  # jobs are cancelled even if the program hangs
+                os.kill(self.group, signal.SIGTERM)  # jobs are cancelled even if the program hangs
             self._process.join(self._jobs.end_s)
         elif not is_hung:
             with suppress(OSError):
