@@ -112,8 +112,8 @@ class Runs(WorkerEnd):
 
     def started(self, run: Any) -> None:
         """Note a run that starts."""
+        run.cores_s = self._on_cores()  # first, since reading a file lets the event loop run
         self._runs[run.key] = run
-        run.cores_s = self._on_cores()
         run_id, exports = self._narrowed.pop(run.key, (None, ()))
         ts = self.worker.state.tasks.get(run.key)
         if ts is not None and ts.run_id == run_id:
@@ -122,14 +122,14 @@ class Runs(WorkerEnd):
     def ended(self, run: Any) -> None:
         """Forget a run."""
         ts = self.worker.state.tasks.get(run.key)
-        if ts is not None:
-            (core_s, queued_s), (core_now_s, queued_now_s) = run.cores_s, self._on_cores()
-            ts.metadata[CORES_S] = core_now_s - core_s, queued_now_s - queued_s
-            if (steps := run.undelivered()) is not None:
-                ts.metadata[STEPS] = steps
+        if ts is not None and (steps := run.undelivered()) is not None:
+            ts.metadata[STEPS] = steps
         present = self._runs.pop(run.key, None)
         if present is not run and present is not None:  # it runs again, in another thread
             self._runs[run.key] = present
+        if ts is not None:
+            (core_s, queued_s), (core_now_s, queued_now_s) = run.cores_s, self._on_cores()
+            ts.metadata[CORES_S] = core_now_s - core_s, queued_now_s - queued_s
 
     def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
         """Take values of a running bundle, with start and stop of their tasks."""
