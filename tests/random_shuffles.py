@@ -342,8 +342,8 @@ class Outcome:
     difference: str = ""
 
 
-def run(seed: int, client: Client) -> Outcome:
-    """Run a program with P2P, with plain tasks, and with plain tasks for some of its shuffles."""
+def _made(seed: int) -> Outcome | tuple[Program, dict[str, Any], dict[Any, Any], list[Any]]:
+    """Return a program, Dask's settings for it, its graph and its keys; the outcome if it has no shuffle."""
     program = Program(seed)
     settings = {"dataframe.convert-string": program.rng.random() < 0.5, "scheduler": "sync"}
     with dask.config.set(settings):
@@ -351,8 +351,15 @@ def run(seed: int, client: Client) -> Outcome:
             graph, keys = graph_of(program.collection())
         except Exception as error:  # noqa: BLE001 -- Dask refuses some choices
             return Outcome(f"Dask refuses: {_text(error)}")
-    if not n_barriers(graph):
-        return Outcome("no P2P")
+    return (program, settings, graph, keys) if n_barriers(graph) else Outcome("no P2P")
+
+
+def run(seed: int, client: Client) -> Outcome:
+    """Run a program with P2P, with plain tasks, and with plain tasks for some of its shuffles."""
+    made = _made(seed)
+    if isinstance(made, Outcome):
+        return made
+    program, settings, graph, keys = made
     plain = with_plain_tasks(unfused(graph), lambda _: 0.0).tasks
     if n_barriers(plain):
         return Outcome("P2P stays")
@@ -378,15 +385,10 @@ def run(seed: int, client: Client) -> Outcome:
 
 def run_held(seed: int, stock: Client, held: Client) -> Outcome:
     """Run a program on a stock cluster, and on one whose plugin holds what is behind its shuffles."""
-    program = Program(seed)
-    settings = {"dataframe.convert-string": program.rng.random() < 0.5, "scheduler": "sync"}
-    with dask.config.set(settings):
-        try:
-            graph, keys = graph_of(program.collection())
-        except Exception as error:  # noqa: BLE001 -- Dask refuses some choices
-            return Outcome(f"Dask refuses: {_text(error)}")
-    if not n_barriers(graph):
-        return Outcome("no P2P")
+    made = _made(seed)
+    if isinstance(made, Outcome):
+        return made
+    program, settings, graph, keys = made
     expected, found = _values(stock, graph, keys), _values(held, graph, keys)
     text = f"program {seed} {program.steps} {settings}"
     if isinstance(expected, Exception) or isinstance(found, Exception):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dask._task_spec import GraphNode
+from dask._task_spec import Alias, GraphNode
 from dask.typing import Key
 
-from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.bundling.results import VALUE, Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +45,18 @@ class Bundle:
     shares_objects: bool = False
     turns: tuple[int, ...] = ()
     size_classes: Mapping[Key, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_value(cls, key: Key, place: Place) -> Bundle:
+        """Return the bundle that only gives a value of another one a key of its own.
+
+        Parameters
+        ----------
+        key : Key
+        place : tuple of Key and (int or None)
+            The task that yields the value, and the item of its result.
+        """
+        return cls((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): place})
 
     def returns_results(self, name: Key) -> bool:
         """Return whether the bundle returns `Results` if it runs under a key."""

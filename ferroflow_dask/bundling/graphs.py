@@ -24,7 +24,7 @@ from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work
 from ferroflow_dask.bundling.repeats import Measured, shape_of
-from ferroflow_dask.bundling.results import VALUE, Place, value_of
+from ferroflow_dask.bundling.results import Place, value_of
 from ferroflow_dask.bundling.sequence import sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -306,7 +306,7 @@ def bundles_of(
         returns_results = bundle.returns_results(name)
         place |= {key: (name, item if returns_results else None) for item, key in enumerate(exports)}
         for key in delivered:
-            found[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): place.pop(key)})
+            found[key] = Bundle.of_value(key, place.pop(key))
     return found
 
 

@@ -31,6 +31,21 @@ def needed_by(wanted: Collection[Key], tasks: dict[Key, GraphNode]) -> dict[Key,
     return {key: task for key, task in tasks.items() if key in needed}
 
 
+def dependents_of(keys: Collection[Key], tasks: Tasks) -> set[Key]:
+    """Return the tasks that depend on some keys, directly or not; O(edges)."""
+    readers: dict[Key, list[Key]] = {}
+    for key, task in tasks.items() if keys else ():
+        for needed in task.dependencies:
+            readers.setdefault(needed, []).append(key)
+    found: set[Key] = set()
+    stack = list(keys)
+    while stack:
+        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
+        found.update(new)
+        stack += new
+    return found
+
+
 def static_order(tasks: Tasks) -> dict[Key, int]:
     """Return the position of each task by `dask.order`, with numbers as keys.
 

@@ -25,7 +25,7 @@ from dask.utils import format_bytes, key_split
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.graphs import BundledGraph, bundle_graph
-from ferroflow_dask.bundling.ordering import needed_by, static_order
+from ferroflow_dask.bundling.ordering import dependents_of, needed_by, static_order
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
@@ -120,9 +120,9 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     if has_p2p:
         tasks = shuffles.unfused(tasks)
         parts, sources = shuffles.parts_and_sources(tasks)
-    sized = [key for shuffle, data in sources.items() for key in to_measure(shuffle, data, snapshot, tasks)]
-    if is_staged:  # sizes are known when their stage is planned
-        sized = []
+    # In stages, sizes are known when the part behind a shuffle is planned.
+    to_size = {} if is_staged else sources
+    sized = [key for shuffle, data in to_size.items() for key in to_measure(shuffle, data, snapshot, tasks)]
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
     missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {
@@ -255,7 +255,7 @@ def _missing(
 def _alone(tasks: Mapping[Key, GraphNode], premises: Premises, snapshot: Snapshot) -> set[Key]:
     """Return the tasks that share no bundle because of their inputs."""
     # They fail, and the tasks that share a bundle with one would fail with it.
-    alone = _readers_of(premises.failed, tasks)
+    alone = dependents_of(premises.failed, tasks)
     fixed = {key for key, facts in snapshot.tasks.items() if facts.is_fixed}
     return alone | {key for key, task in tasks.items() if not fixed.isdisjoint(task.dependencies)}
 
@@ -298,21 +298,6 @@ def _read_nbytes(tasks: Mapping[Key, GraphNode], sharing: Sharing, snapshot: Sna
             found[key] = facts.nbytes
         elif one is not None:
             found[key] = max(one.nbytes, one.most_nbytes)
-    return found
-
-
-def _readers_of(failed: Collection[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:
-    """Return the tasks that depend on some keys, directly or not."""
-    readers: dict[Key, list[Key]] = {}
-    for key, task in graph.items() if failed else ():
-        for needed in task.dependencies:
-            readers.setdefault(needed, []).append(key)
-    found: set[Key] = set()
-    stack = list(failed)
-    while stack:
-        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
-        found.update(new)
-        stack += new
     return found
 
 

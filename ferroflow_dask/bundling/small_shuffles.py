@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -75,26 +75,53 @@ def most_nbytes(cluster: ClusterProfile) -> float:
     return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
 
 
+@dataclass(slots=True, eq=False)
+class DataSize:
+    """Size of the data of a shuffle, as far as they exist [B].
+
+    Parameters
+    ----------
+    n : int
+        Partitions or chunks in all.
+    """
+
+    n: int
+    n_known: int = 0
+    known_nbytes: float = 0.0
+    largest_nbytes: float = 0.0
+
+    def add(self, nbytes: float) -> None:
+        """Add a partition or chunk that exists."""
+        self.n_known += 1
+        self.known_nbytes += nbytes
+        self.largest_nbytes = max(self.largest_nbytes, nbytes)
+
+    @property
+    def expected_nbytes(self) -> float:
+        """All data, if the missing ones are as large as the largest; infinite if none is known."""
+        n_missing = self.n - self.n_known
+        if n_missing and not self.n_known:
+            return inf
+        return self.known_nbytes + n_missing * self.largest_nbytes
+
+
 def _nbytes(
     sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: shuffles.Graph
 ) -> tuple[float, bool]:
-    """Return the size of data [B], and whether more will not become known of it.
+    """Return the size of data [B], and whether it stays: more of the data will not help.
 
-    It is estimated by the data that exist, or as it was before; infinite if neither is known.
+    The data that exist show it, or it is as it was before; it is infinite if neither is known.
     """
-    tasks = snapshot.tasks
-    found = [tasks[key].nbytes for key in sources if key in tasks and tasks[key].nbytes >= 0]
-    if len(found) < len(sources):
+    tasks, size = snapshot.tasks, DataSize(len(sources))
+    for key in sources:
+        if key in tasks and tasks[key].nbytes >= 0:
+            size.add(tasks[key].nbytes)
+    if size.n_known < size.n:
         nbytes = snapshot.shuffled.get(shuffle, inf)
         if nbytes < inf and _is_identified(sources, graph):
             return nbytes, True
-    is_final = len(found) == len(sources) or all(map(snapshot.is_in_memory, sources))
-    return extrapolated(found, len(sources)), is_final
-
-
-def extrapolated(found: Sequence[float], n: int) -> float:
-    """Return the size of `n` partitions of which some are known [B]; infinite if none is."""
-    return sum(found) + (n - len(found)) * max(found) if found else (inf if n else 0.0)
+    is_final = size.n_known == size.n or all(map(snapshot.is_in_memory, sources))
+    return size.expected_nbytes, is_final
 
 
 def _is_identified(sources: Sequence[Key], graph: shuffles.Graph) -> bool:

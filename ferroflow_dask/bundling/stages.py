@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from dask._task_spec import Alias, GraphNode
+from dask._task_spec import GraphNode
 from dask.typing import Key
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX
@@ -19,8 +19,7 @@ from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
-from ferroflow_dask.bundling.ordering import in_order, needed_by
-from ferroflow_dask.bundling.results import VALUE
+from ferroflow_dask.bundling.ordering import dependents_of, in_order, needed_by
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 
 #: A size that no data exceed: plain tasks report none [B].
@@ -74,7 +73,8 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
     tasks = plain.tasks
     if not plain.unknown:
         return None
-    late = _depending({one.key for group in plain.unknown for each in group for one in each.transfers}, tasks)
+    transfers = {one.key for group in plain.unknown for each in group for one in each.transfers}
+    late = transfers | dependents_of(transfers, tasks)
     if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):
         return None
     late |= _needless(graph, plain, late, snapshot)
@@ -92,8 +92,7 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
     name: Key = (f"{BUNDLE_PREFIX}-held-{token}", 0)
     own = _as_bundle(rest, wanted, snapshot)
     bundles = {name: own}
-    for item, key in enumerate(own.delivered):
-        bundles[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): (name, item)})
+    bundles |= {key: Bundle.of_value(key, (name, item)) for item, key in enumerate(own.delivered)}
     runnable = _as_bundle(all_plain.tasks, wanted, snapshot)
     isolation = Isolation()
     try:
@@ -137,17 +136,3 @@ def _needless(
     if n_read <= snapshot.cluster.n_threads or snapshot.holds_some(needless):
         return set()
     return needless
-
-
-def _depending(first: Collection[Key], tasks: Mapping[Key, GraphNode]) -> set[Key]:
-    """Return some keys and those of all tasks that depend on them; O(edges)."""
-    readers: dict[Key, list[Key]] = {}
-    for key, task in tasks.items():
-        for needed in task.dependencies:
-            readers.setdefault(needed, []).append(key)
-    found, stack = set(first), list(first)
-    while stack:
-        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
-        found.update(new)
-        stack += new
-    return found

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dask._task_spec import Alias, GraphNode, cull
+from dask._task_spec import GraphNode, cull
 from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import separate_s
 from ferroflow_dask.bundling.graphs import bundles_of, written_task
-from ferroflow_dask.bundling.results import VALUE, Place
+from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Failed
@@ -177,7 +177,7 @@ class Divided:
         rest, turns = division.rest(read), division.turns
         outside = {key for task in tasks.values() for key in task.dependencies}
         values = {
-            key: Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): rest.place(ts.key, key)})
+            key: Bundle.of_value(key, rest.place(ts.key, key))
             for key in read
             if key in outside and self._is_new(key)
         }

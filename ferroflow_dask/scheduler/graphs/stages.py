@@ -18,7 +18,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.ordering import needed_by
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import revalidate, rewrite
-from ferroflow_dask.bundling.small_shuffles import most_nbytes
+from ferroflow_dask.bundling.small_shuffles import DataSize, most_nbytes
 from ferroflow_dask.bundling.snapshot import Snapshot
 from ferroflow_dask.bundling.stages import Held
 from ferroflow_dask.scheduler._distributed_graphs import replace_task
@@ -43,23 +43,6 @@ _STIMULUS = "ferroflow-stage"
 
 
 @dataclass(slots=True, eq=False)
-class _Sizes:
-    """The data of one shuffle: how many parts there are, and those that exist [B]."""
-
-    n: int
-    n_found: int = 0
-    found_nbytes: float = 0.0
-    most_nbytes: float = 0.0
-
-    def add(self, nbytes: float) -> float:
-        """Add a part, and return the expected size of all [B]; as `small_shuffles.extrapolated`."""
-        self.n_found += 1
-        self.found_nbytes += nbytes
-        self.most_nbytes = max(self.most_nbytes, nbytes)
-        return self.found_nbytes + (self.n - self.n_found) * self.most_nbytes
-
-
-@dataclass(slots=True, eq=False)
 class _Part:
     """A held part.
 
@@ -68,7 +51,7 @@ class _Part:
     held : Held
     bundle : Bundle
         As it was when the task was created.
-    sizes : dict of Key to list of _Sizes
+    sizes : dict of Key to list of DataSize
         Those that an input is a part of.
     is_asked : bool
         Whether it is about to be planned.
@@ -76,7 +59,7 @@ class _Part:
 
     held: Held
     bundle: Bundle
-    sizes: dict[Key, list[_Sizes]]
+    sizes: dict[Key, list[DataSize]]
     is_asked: bool = False
 
 
@@ -116,9 +99,9 @@ class Stages:
         held, bundle = plan.held, None if plan.held is None else self._bundles.get(plan.held.name)
         if held is None or bundle is None or held.name not in self._scheduler.tasks:
             return
-        sizes: dict[Key, list[_Sizes]] = {}
+        sizes: dict[Key, list[DataSize]] = {}
         for sources in held.sources:
-            one = _Sizes(len(sources))
+            one = DataSize(len(sources))
             for key in sources:
                 sizes.setdefault(key, []).append(one)
         self._parts[held.name] = _Part(held, bundle, sizes)
@@ -144,7 +127,8 @@ class Stages:
         for name in tuple(self._inputs[key]):
             part = self._parts[name]
             for one in part.sizes.pop(key, ()) if nbytes >= 0 else ():
-                if one.add(nbytes) > most_nbytes(self._knowledge.cluster()):
+                one.add(nbytes)
+                if one.expected_nbytes > most_nbytes(self._knowledge.cluster()):
                     self._ask(name, part)
             if not part.sizes:  # other inputs say nothing of a shuffle
                 self._ask(name, part)
