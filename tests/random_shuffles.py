@@ -384,7 +384,7 @@ def run(seed: int, client: Client) -> Outcome:
 
 
 def run_held(seed: int, stock: Client, held: Client) -> Outcome:
-    """Run a program on a stock cluster, and on one whose plugin holds what is behind its shuffles."""
+    """Run a program on a stock cluster, and on one whose plugin holds the tasks behind its shuffles."""
     made = _made(seed)
     if isinstance(made, Outcome):
         return made

@@ -239,7 +239,7 @@ _IDENTITY = (
 
 
 def identity_of(row: BenchRecord) -> str:
-    """Return what tells the run that left a row from others; as in `bench.public.runner`."""
+    """Return the fields that identify the run of a row; as in `bench.public.runner`."""
     return written({name: getattr(row, name) for name in _IDENTITY})
 
 

@@ -227,7 +227,7 @@ def _grouped(work: Work, groups: Cut) -> Work:
 
 
 def _bound_s(work: Work, cluster: ClusterProfile) -> float:
-    """Return what no cut of the work is below [s]."""
+    """Return a lower bound of the makespan of all cuts of the work [s]."""
     on_threads_s = max(sum(work.costs_s) / cluster.n_threads, max(work.costs_s, default=0.0))
     return max(cluster.submit_s + cluster.task_s + on_threads_s, shortest_s(work, 1, cluster))
 

@@ -90,8 +90,8 @@ def rows_of(suites: Sequence[Suite], options: Options, rules: Rules, file: Path)
                 n_made += row.status == OK
                 advance(row)
         except KeyboardInterrupt as error:
-            told = f"; {len(done) + n_made} of {n_runs} runs are in {file}; the same command goes on"
-            raise Interrupted(error, told) from None
+            progress = f"; {len(done) + n_made} of {n_runs} runs are in {file}; the same command goes on"
+            raise Interrupted(error, progress) from None
     return read_rows([file])
 
 

@@ -19,13 +19,7 @@ from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling import averages
-from ferroflow_dask.bundling.averages import (
-    SMALL_CLASS,
-    Averages,
-    nearest_size,
-    scaled_nbytes,
-    scaled_s,
-)
+from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_nbytes, scaled_s
 from ferroflow_dask.bundling.sequence import UNKNOWN_CLASS, bundle_in
 from ferroflow_dask.scheduler.graphs.worker_runs import CORES_S
 from ferroflow_dask.scheduler.hooks import take_reported
@@ -50,7 +44,7 @@ _KEPT = 10_000
 _MOST_WORKERS = 100
 #: Sizes from this one on are none [B].
 _MOST_NBYTES = 2.0**60
-#: No task is taken to run on a core, or not to, for all but this part of its duration: it may be wrong.
+#: Least part of a duration on a core, and off it: a part of 0 could not be corrected.
 _LEAST_SHARE = 0.01
 #: Bound on the ratio of a bundle's measured to its expected duration.
 _MOST = 10.0
@@ -230,7 +224,7 @@ class CostModel:
             return one.mean_s, one.core_share
         core_s = self._metrics.get(("execute", name, "thread-cpu", "seconds"), 0.0)
         waited_s = self._metrics.get(("execute", name, "thread-noncpu", "seconds"), 0.0)
-        # Until a heartbeat has both, it is taken to compute beside as many others as there are threads.
+        # Until a heartbeat has both, the task is assumed to compute while all threads do.
         measured = core_s / (core_s + waited_s) if core_s + waited_s > 0 else 1 / self.crowding
         core_s = measured * one.mean_s
         free_s = core_s + max(0.0, one.mean_s - self.crowding * core_s)

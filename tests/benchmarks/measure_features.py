@@ -30,7 +30,7 @@ from ferroflow_dask.scheduler.features import BUILT_IN
 
 #: Workers with one thread each.
 _WORKERS = 4
-#: Rounds, and how long a run takes with what is done around it, about [s].
+#: Rounds, and about the duration of a run with its preparations [s].
 _QUICK, _FULL, _RUN_S = 5, 15, 1.5
 #: Virtual runs of all features take about so long [s].
 _VIRTUAL_S = 600
@@ -40,7 +40,7 @@ _VIRTUAL_S = 600
 @choices_option("--feature", "names", [kind.name for kind in BUILT_IN], "Feature that is switched off")
 @choices_option("--class", "classes", [*CLASSES, *GROUPS], "Class of programs; the last ones are virtual")
 @click.option("--quick/--full", "is_quick", default=True, help="One program of each class, or all.")
-@click.option("--virtual", "is_virtual", is_flag=True, help="Only what runs in virtual time.")
+@click.option("--virtual", "is_virtual", is_flag=True, help="Only runs in virtual time.")
 @rows_option("ferroflow-ablation.jsonl")
 @click.option(
     "--write",

@@ -93,10 +93,10 @@ def test_each_run_leaves_a_row(measured: Path) -> None:
 
 
 def test_the_report_has_the_program_with_its_sizes(measured: Path) -> None:
-    told = answer("report", measured).stdout
-    assert "1 worker × 1 thread, a local cluster" in told
-    assert "\n| stencil_1d width=4 steps=3 task_ms=1.0 | 12 | " in told
-    assert "| 0.0120 | " in told
+    text = answer("report", measured).stdout
+    assert "1 worker × 1 thread, a local cluster" in text
+    assert "\n| stencil_1d width=4 steps=3 task_ms=1.0 | 12 | " in text
+    assert "| 0.0120 | " in text
 
 
 def test_a_finished_benchmark_runs_nothing_again(measured: Path) -> None:

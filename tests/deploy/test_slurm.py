@@ -406,7 +406,7 @@ def test_each_side_of_a_benchmark_has_jobs_of_its_own(tmp_path: Path) -> None:
     where = ("--cluster", "slurm", "--config", sections(tmp_path), "--rows", tmp_path / "rows.jsonl")
     sizes = ("stencil_1d", "--width", "2", "--steps", "3", "--task-ms", "1", "--repeat", "1")
     policies = ("--policy", "dask", "--policy", "ferroflow")
-    told = answer("bench", "run", *sizes, *policies, *where).stdout
-    assert "1 worker × 1 thread, SLURM jobs, section cpu; " in told
-    assert "\n| stencil_1d width=2 steps=3 task_ms=1.0 | 6 | " in told
+    text = answer("bench", "run", *sizes, *policies, *where).stdout
+    assert "1 worker × 1 thread, SLURM jobs, section cpu; " in text
+    assert "\n| stencil_1d width=2 steps=3 task_ms=1.0 | 6 | " in text
     assert no_jobs()

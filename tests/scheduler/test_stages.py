@@ -1,4 +1,4 @@
-"""Held parts of graphs: planned when the sizes of their shuffles are known, whatever happens meanwhile."""
+"""Held parts of graphs: planned when the sizes of their shuffles are known, under all events."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ EVENTS = (
 @pytest.mark.cluster
 @pytest.mark.parametrize("limit", [2**25, 100, 3000], ids=["plain", "P2P", "both"])
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_results_are_the_same_whatever_happens_while_a_part_is_held(
+def test_events_while_a_part_is_held_leave_its_results_the_same(
     event: Callable[..., Awaitable[None]], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limit)
@@ -224,7 +224,7 @@ def test_an_input_that_fails_fails_what_depends_on_it() -> None:
 
 
 @pytest.mark.cluster
-def test_the_log_says_what_a_held_part_waits_for() -> None:
+def test_the_log_has_the_number_of_inputs_of_a_held_part() -> None:
     async def test(on: Bundling) -> None:
         collection, _ = frames(0.05)
         futures = futures_of(on.client.persist(collection))

@@ -15,12 +15,7 @@ from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percen
 from ferroflow_dask.bench.public.base import SKIPPED
 from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK
 from ferroflow_dask.bench.public.ratios import ENOUGH, Ratio, coverage, is_above, is_below
-from ferroflow_dask.bench.public.summary import (
-    PLANTED,
-    PLANTED_SMALL,
-    ProgramSummary,
-    Summary,
-)
+from ferroflow_dask.bench.public.summary import PLANTED, PLANTED_SMALL, ProgramSummary, Summary
 from ferroflow_dask.printable import printable
 
 #: Signs of an interval that lies wholly above or below 1.

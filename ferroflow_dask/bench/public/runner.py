@@ -70,7 +70,7 @@ def run_suites(
 
 
 def _place_of(suite: Suite, place: Place) -> Place:
-    """Return the place with what the suite adds to it."""
+    """Return the place with the settings and the limit of the suite."""
     limit = place.memory_limit
     if limit == AUTO:
         limit = getattr(suite, "memory_limit", AUTO)
