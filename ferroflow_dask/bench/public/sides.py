@@ -80,6 +80,7 @@ class Side:
     def __init__(self, name: str, start: Callable[[Any], None], jobs: Jobs | None = None) -> None:
         self.name = name
         self._jobs = jobs
+        self._waits = False  # for the next request
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=start, args=(theirs,))
@@ -104,6 +105,7 @@ class Side:
         start_s = _START_S if self._jobs is None else self._jobs.start_s + _END_S
         if isinstance(answer := self.answer(start_s), Outcome):
             raise ClusterError(f"the cluster of {self.name} did not start: {answer.status}")
+        self._waits = True
         self._signal(signal.SIGSTOP)
 
     @property
@@ -115,9 +117,11 @@ class Side:
     def run(self, program: Program, seed: int, timeout_s: float) -> Outcome:
         """Run a program in this side's turn; a side that hangs or dies is ended."""
         self._signal(signal.SIGCONT)
+        self._waits = False
         self._connection.send((program.suite, program.name, seed))
         outcome: Outcome = self.answer(timeout_s)
         if outcome.is_clean:
+            self._waits = True
             self._signal(signal.SIGSTOP)
         else:
             self.end(is_hung=not outcome.seen and outcome.seconds >= timeout_s)
@@ -137,16 +141,23 @@ class Side:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
+    def _leave(self) -> None:
+        with suppress(OSError):
+            self._connection.send(None)
+
     def end(self, *, is_hung: bool = False) -> None:
         """End the cluster and the process, by force if they hang or do not end."""
         self._signal(signal.SIGCONT)
         if self._jobs is not None:
-            if self._process.is_alive():
-                os.kill(self.group, signal.SIGTERM)  # jobs are cancelled even if the program hangs
+            # A signal ends a program that hangs, so that its jobs are cancelled. It can miss a process that
+            # goes on just now: another thread takes it, and the main thread is back in its system call.
+            if self._waits:
+                self._leave()
+            elif self._process.is_alive():
+                os.kill(self.group, signal.SIGTERM)
             self._process.join(self._jobs.end_s)
         elif not is_hung:
-            with suppress(OSError):
-                self._connection.send(None)
+            self._leave()
             self._process.join(_END_S)
         self._guard.communicate(b"\n")
         self._process.join(_END_S)
