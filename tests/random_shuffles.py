@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import dask
@@ -22,6 +23,7 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pytest
 from dask._task_spec import cull, execute_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
@@ -29,12 +31,17 @@ from distributed import Client, LocalCluster
 from distributed.shuffle._core import P2PBarrierTask
 
 from ferroflow_dask import install
-from ferroflow_dask.bundling.shuffles import unfused, with_plain_tasks
+from ferroflow_dask.bundling import small_shuffles
+from ferroflow_dask.bundling.plain_shuffles import Choice, with_plain_tasks
+from ferroflow_dask.bundling.shuffles import unfused
 from ferroflow_dask.scheduler._distributed_graphs import materialized
 
 #: Columns of frames; `k` has few values. Keys are columns by which frames are shuffled and joined.
 _NUMBERS = ("i", "f", "n", "k")
 _KEYS = ("k", "s", "c", "t", "z", "n", "f", "b", "i")
+#: Plain tasks in place of a shuffle: one gathers all pieces, or each output has its own ones.
+GATHERED = Choice(0.0, is_plain=True)
+DIRECT = Choice(0.0, is_plain=True, is_direct=True)
 _JOINS = ("inner", "left", "right", "outer")
 
 
@@ -360,20 +367,21 @@ def run(seed: int, client: Client) -> Outcome:
     if isinstance(made, Outcome):
         return made
     program, settings, graph, keys = made
-    plain = with_plain_tasks(unfused(graph), lambda _: 0.0).tasks
-    if n_barriers(plain):
+    plain = [with_plain_tasks(unfused(graph), lambda _, one=one: one).tasks for one in (GATHERED, DIRECT)]
+    if any(map(n_barriers, plain)):
         return Outcome("P2P stays")
     try:
         expected = client.get(graph, keys)
     except Exception as error:  # noqa: BLE001 -- the plain tasks may raise another exception, or none
         return Outcome(f"stock raises: {_text(error)}")
     try:
-        found = execute_graph(cull(plain, keys), keys=keys)
-        for key, one in zip(keys, expected, strict=True):
-            assert_same(found[key], one)
+        for tasks in plain:
+            found = execute_graph(cull(tasks, keys), keys=keys)
+            for key, one in zip(keys, expected, strict=True):
+                assert_same(found[key], one)
         if n_barriers(graph) > 1 and program.rng.random() < 0.5:
             some = with_plain_tasks(
-                unfused(graph), lambda _: 0.0 if program.rng.random() < 0.5 else None
+                unfused(graph), lambda _: program.rng.choice((GATHERED, DIRECT, Choice()))
             ).tasks
             for one, other in zip(client.get(cull(some, keys), keys), expected, strict=True):
                 assert_same(one, other)
@@ -409,28 +417,31 @@ def _values(client: Client, graph: dict[Any, Any], keys: list[Any]) -> Any:
         return error
 
 
-#: Sizes above which shuffles are P2P [B]: those of all programs, of none, and of about half of them.
-_LIMITS = (None, 1, 300)
+#: Limits by which the shuffles of all programs, of none, and of about half of them become plain tasks [B].
+_LIMITS = (2**25, 1, 300, inf)
+
+
+def limit_shuffles(patch: pytest.MonkeyPatch, most_nbytes: float) -> None:
+    """Make larger shuffles P2P, and others such that one task gathers the pieces [B]; direct if infinite."""
+    patch.setattr(small_shuffles, "_is_direct", lambda *_: most_nbytes == inf)
+    patch.setattr(small_shuffles, "_MOST_GATHERED", most_nbytes)
+    patch.setattr(small_shuffles, "_DIRECT_SHARE", 0)
 
 
 def compare_held(
     seeds: range, stock: Client, held: Client, report: Callable[[str], object] = lambda _: None
 ) -> tuple[list[str], Counter[str]]:
     """Run programs on both clusters; the limit of the second one changes with the seed."""
-    from ferroflow_dask.bundling import small_shuffles
-
-    usual, differences, counts = small_shuffles._MOST_SHUFFLED, list[str](), Counter[str]()
+    differences, counts = list[str](), Counter[str]()
     for seed in seeds:
-        limit = _LIMITS[seed % len(_LIMITS)]
-        small_shuffles._MOST_SHUFFLED = usual if limit is None else limit
-        with warnings.catch_warnings():
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            limit_shuffles(patch, _LIMITS[seed % len(_LIMITS)])
             warnings.simplefilter("ignore")
             outcome = run_held(seed, stock, held)
         counts[outcome.type] += 1
         if outcome.difference:
             differences.append(outcome.difference)
             report(outcome.difference)
-    small_shuffles._MOST_SHUFFLED = usual
     return differences, counts
 
 

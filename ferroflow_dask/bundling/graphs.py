@@ -22,7 +22,8 @@ from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, lone_tasks
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
-from ferroflow_dask.bundling.predict import Cut, Prediction, Work
+from ferroflow_dask.bundling.plain_shuffles import OWN_PREFIXES
+from ferroflow_dask.bundling.predict import Cut, Prediction, Work, values_apart
 from ferroflow_dask.bundling.repeats import Measured, shape_of
 from ferroflow_dask.bundling.results import Place, value_of
 from ferroflow_dask.bundling.sequence import sequence_of
@@ -130,7 +131,7 @@ def bundle_graph(
         declared_nbytes or {},
         guess_s=GUESS * cluster.added_s,
         crowding=cluster.crowding,
-        library=_library(tasks, keys, prefixes, learned) if assumes_library else (),
+        library=_library(tasks, keys, prefixes, learned, assumes_library),
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)
@@ -149,14 +150,17 @@ def bundle_graph(
     )
     declared = (declared_nbytes or {}).values()
     shape = shape_of(prefixes, edges, declared, len(work.last), cluster.threads)
-    fits, measured = _MemoryLimit(memory, cluster), (repeats or {}).get(shape)
+    fits, measured = _MemoryLimit(work, memory, cluster), (repeats or {}).get(shape)
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
     while True:
         cut, prediction = best_cut(work, cluster, False, fits, measured, may_try=may_try)
         groups = [[keys[i] for i in pieces] for pieces in cut]
-        bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token)
+        apart = {keys[i] for i in values_apart(work, cut, cluster)}
+        bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token, apart=apart)
         # The first bundle of each thread: the client can process their values while the others run.
-        early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
+        early = [name for name, bundle in bundles.items() if not apart.issuperset(bundle.delivered)][
+            : cluster.n_threads
+        ]
         bundles |= {name: replace(bundles[name], is_early=True) for name in early}
         rewritten = {}
         for name, bundle in bundles.items():
@@ -174,11 +178,17 @@ def bundle_graph(
 
 
 def _library(
-    tasks: Tasks, keys: Sequence[Key], prefixes: Sequence[str], learned: Mapping[str, Averages | None]
+    tasks: Tasks,
+    keys: Sequence[Key],
+    prefixes: Sequence[str],
+    learned: Mapping[str, Averages | None],
+    assumes_library: bool,
 ) -> set[int]:
-    """Return the positions of the tasks of unknown prefixes that call library functions only."""
+    """Return the positions of the tasks of unknown prefixes that call library functions only, or our own."""
     isolation = Isolation()
     unknown = [i for i, prefix in enumerate(prefixes) if prefix not in learned]
+    if not assumes_library:
+        unknown = [i for i in unknown if prefixes[i] in OWN_PREFIXES]
     return {i for i in unknown if isolation.calls_library_only(tasks[keys[i]])}
 
 
@@ -235,8 +245,8 @@ def _held(
 class _MemoryLimit:
     """Returns whether the bundles of a cut fit in the memory of a cluster."""
 
-    def __init__(self, memory: GraphMemory, cluster: ClusterProfile) -> None:
-        self._memory = memory
+    def __init__(self, work: Work, memory: GraphMemory, cluster: ClusterProfile) -> None:
+        self._work, self._memory, self._cluster = work, memory, cluster
         self._n_threads = cluster.n_threads
         # Each thread of a worker runs a bundle.
         self._most_nbytes = MEMORY_SHARE * cluster.memory_nbytes / max(cluster.threads)
@@ -253,7 +263,7 @@ class _MemoryLimit:
     def __call__(self, cut: Cut) -> bool:
         if not self._is_limited:
             return True
-        needs = self._memory.needs(cut)
+        needs = self._memory.needs(cut, values_apart(self._work, cut, self._cluster))
         if any(
             need.peak_nbytes > self._most_nbytes for need, at in zip(needs, cut, strict=True) if len(at) > 1
         ):
@@ -273,11 +283,12 @@ def bundles_of(
     places: Mapping[Key, Place],
     *,
     token: str,
+    apart: Collection[Key] = frozenset(),
 ) -> dict[Key, Bundle]:
     """Return the bundles of a cut by the key of their task, in an order in which they can run.
 
     `shares` has the prefix of each task and its expected duration [s]. `token` is a part of the keys that no
-    other bundles have.
+    other bundles have. Tasks in `apart` get keys of their own, as those in `wanted` do.
     """
     group_of = {key: n for n, inside in enumerate(groups) for key in inside}
     read = {
@@ -297,7 +308,7 @@ def bundles_of(
             name = exports[0]
             delivered: tuple[Key, ...] = ()
         else:
-            delivered = tuple(key for key in exports if key in wanted)
+            delivered = tuple(key for key in exports if key in wanted or key in apart)
             name = (f"{BUNDLE_PREFIX}-{_main_prefix([shares[key] for key in inside])}-{token}", n)
         own = set(inside)
         needed = sorted({key for one in inside for key in tasks[one].dependencies if key not in own}, key=str)

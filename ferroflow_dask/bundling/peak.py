@@ -78,8 +78,11 @@ class GraphMemory:
         """Return the size of all values together [B]."""
         return sum(self.nbytes) + sum(self.outside_nbytes.values())
 
-    def needs(self, cut: Cut) -> list[BundleNeed]:
-        """Return what each bundle of a cut holds while it runs; O(edges)."""
+    def needs(self, cut: Cut, apart: Collection[int] = frozenset()) -> list[BundleNeed]:
+        """Return what each bundle of a cut holds while it runs; O(edges).
+
+        The results of the tasks in `apart` move by themselves, others with all that their bundle returns.
+        """
         unread = [0] * len(self.nbytes)
         for read in self.edges:
             for j in read:
@@ -90,6 +93,7 @@ class GraphMemory:
         bundle_of = [-1] * len(self.nbytes)
         for n, tasks in enumerate(cut):
             need = BundleNeed()
+            seen = set[int]()
             for i in tasks:
                 bundle_of[i] = n
                 need.inputs |= {(key,): self.outside_nbytes.get(key, 0.0) for key in self.outside[i]}
@@ -99,7 +103,11 @@ class GraphMemory:
                     need.wanted_nbytes += self.nbytes[i]
                 for j in self.edges[i]:
                     if bundle_of[j] != n:
-                        need.inputs[bundle_of[j]] = needs[bundle_of[j]].result_nbytes
+                        if j not in apart:
+                            need.inputs[bundle_of[j]] = needs[bundle_of[j]].result_nbytes
+                        elif j not in seen:
+                            seen.add(j)
+                            need.inputs[bundle_of[j]] = need.inputs.get(bundle_of[j], 0.0) + self.nbytes[j]
                         continue
                     unread[j] -= 1
                     if not unread[j]:

@@ -81,9 +81,85 @@ def shortest_s(work: Work, n_tasks: int, cluster: ClusterProfile) -> float:
 
 def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
     """Predict how a cut runs; O(edges + bundles · (log threads + bundles they wait for))."""
-    timeline = run_listed(_task_graph(work, cut), Machine.of_profile(cluster))
+    reads = Reads(work, cut)
+    apart = reads.apart(cluster)
+    costs_s = [sum([work.costs_s[i] for i in pieces]) for pieces in cut]
+    timeline = run_listed(TaskGraph(costs_s, reads.inputs(apart)), Machine.of_profile(cluster))
     nbytes = timeline.nbytes_moved + _fetched_nbytes(work, cut)
-    return Prediction(max(timeline.makespan_s, shortest_s(work, len(cut), cluster)), len(cut), nbytes)
+    n_tasks = len(cut) + sum(len(reads.exports[task]) for task in apart)
+    return Prediction(max(timeline.makespan_s, shortest_s(work, n_tasks, cluster)), len(cut), nbytes)
+
+
+def values_apart(work: Work, cut: Cut, cluster: ClusterProfile) -> set[int]:
+    """Return the pieces whose results get keys of their own, so that each moves by itself."""
+    reads = Reads(work, cut)
+    return {i for task in reads.apart(cluster) for i in reads.exports[task]}
+
+
+class Reads:
+    """What the bundles of a cut read from each other.
+
+    Parameters
+    ----------
+    work : Work
+    cut : sequence of sequence of int
+
+    Attributes
+    ----------
+    exports : dict of int to list of int
+        For each bundle that others read: the pieces whose results they read, without those that clients want.
+    """
+
+    def __init__(self, work: Work, cut: Cut) -> None:
+        self._nbytes, self._last = work.nbytes, work.last
+        self._task_of = task_of = [0] * len(work.edges)
+        for task, pieces in enumerate(cut):
+            for i in pieces:
+                task_of[i] = task
+        self._read = [
+            {j for i in pieces for j in work.edges[i] if task_of[j] != task}
+            for task, pieces in enumerate(cut)
+        ]
+        self.exports: dict[int, list[int]] = {}
+        for j in set().union(*self._read).difference(work.last):
+            self.exports.setdefault(task_of[j], []).append(j)
+        # A result of several values moves whole to each reader.
+        self._whole_nbytes = {task: sum(map(work.nbytes, pieces)) for task, pieces in self.exports.items()}
+
+    def apart(self, cluster: ClusterProfile) -> set[int]:
+        """Return the bundles of which each result should have a key of its own.
+
+        A key costs the scheduler a task, and spares what its reader does not need.
+        """
+        spared: dict[int, int] = {}
+        for read in self._read:
+            seen = set()
+            for j in read:
+                task = self._task_of[j]
+                if len(self.exports.get(task, ())) > 1 and j not in self._last:
+                    spared[task] = spared.get(task, 0) - self._nbytes(j)
+                    seen.add(task)
+            for task in seen:
+                spared[task] += self._whole_nbytes[task]
+        return {
+            task
+            for task, nbytes in spared.items()
+            if nbytes > len(self.exports[task]) * cluster.added_s * cluster.bandwidth
+        }
+
+    def inputs(self, apart: Collection[int]) -> list[dict[int, int]]:
+        """Return the bytes that each bundle reads of others, of those in `apart` only what it needs [B]."""
+        found: list[dict[int, int]] = []
+        for read in self._read:
+            own: dict[int, int] = {}
+            for j in read:
+                task = self._task_of[j]
+                if task in apart or j in self._last:
+                    own[task] = own.get(task, 0) + self._nbytes(j)
+                elif task not in own:
+                    own[task] = self._whole_nbytes[task]
+            found.append(own)
+        return found
 
 
 def _fetched_nbytes(work: Work, cut: Cut) -> int:
@@ -96,19 +172,3 @@ def _fetched_nbytes(work: Work, cut: Cut) -> int:
         fetched += sum(max(work.held[i].values(), default=0.0) for i in pieces)
         fetched -= max(held.values(), default=0.0)
     return int(fetched)
-
-
-def _task_graph(work: Work, cut: Cut) -> TaskGraph:
-    """Return the bundles as tasks."""
-    edges, costs_s = work.edges, work.costs_s
-    task_of = [0] * len(edges)
-    for task, pieces in enumerate(cut):
-        for i in pieces:
-            task_of[i] = task
-    sources = [{j for i in pieces for j in edges[i] if task_of[j] != task} for task, pieces in enumerate(cut)]
-    # A result of several values moves whole to each reader.
-    result_nbytes: dict[int, int] = {}
-    for j in set().union(*sources):
-        result_nbytes[task_of[j]] = result_nbytes.get(task_of[j], 0) + work.nbytes(j)
-    inputs = [{task_of[j]: result_nbytes[task_of[j]] for j in read} for read in sources]
-    return TaskGraph([sum([costs_s[i] for i in pieces]) for pieces in cut], inputs)

@@ -24,28 +24,30 @@ from dask.utils import format_bytes, key_split
 
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.graphs import BundledGraph, bundle_graph
 from ferroflow_dask.bundling.ordering import dependents_of, needed_by, static_order
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
-from ferroflow_dask.bundling.small_shuffles import to_measure, with_small_shuffles
+from ferroflow_dask.bundling.small_shuffles import plain_keys, to_measure, with_small_shuffles
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
 from ferroflow_dask.bundling.stages import Held, held_part
 
 #: Smaller graphs run as they come [tasks].
 FEWEST = 10
+#: Duration of a task that yields a piece of a direct shuffle: a view of a part of its input [s].
+_PIECE_S = 2e-5
 #: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
 INHERITED = frozenset({"priority", "span"})
 
 
 def keys_read(graph: SentGraph) -> set[Key]:
     """Return the keys of which `rewrite` needs facts: the graph's, its inputs, and those of shuffles."""
-    tasks = dict(graph.tasks)
-    if shuffles.has_p2p(tasks):
-        tasks |= (unfused := shuffles.unfused(tasks))
-        tasks |= shuffles.with_plain_tasks(unfused, lambda _: 0.0).tasks
-    return outside(tasks).union(tasks)
+    tasks, has_p2p = dict(graph.tasks), shuffles.has_p2p(graph.tasks)
+    if has_p2p:
+        tasks |= shuffles.unfused(tasks)
+    return outside(tasks).union(tasks, plain_keys(graph.tasks) if has_p2p else ())
 
 
 def rewrite(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
@@ -155,6 +157,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
 def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
     """Return the plan of a graph with plain shuffles and bundles."""
     tasks, shuffled, kept = graph.tasks, dict[Key, float](), dict[Key, tuple[str, list[Key]]]()
+    pieces = dict[Key, Averages]()
     wanted_now, held, measured = graph.wanted, None, dict[str, float]()
     annotations = {name: dict(by_key) for name, by_key in graph.annotations.items()}
     if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
@@ -162,6 +165,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         kept, measured = plain.kept, plain.measured
         if plain.outputs:
             tasks, shuffled = plain.tasks, plain.outputs
+            pieces = {key: Averages(_PIECE_S, nbytes, nbytes) for key, nbytes in plain.pieces.items()}
         common = _common(graph) if "stages" in snapshot.features else None
         if common is not None and (held := held_part(graph, plain, snapshot, token)) is not None:
             for name, value in common.items():  # the tasks of its plan get them from it
@@ -180,7 +184,8 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         sharing = share(missing, wanted, snapshot)
         inherited, alone = _annotated(annotations, sharing.tasks)
         alone |= _alone(sharing.tasks, premises, snapshot)
-        bundled = _cut(graph, sharing, wanted, snapshot, token, alone=alone)
+        known = replace(graph, averages={**graph.averages, **pieces}) if pieces else graph
+        bundled = _cut(known, sharing, wanted, snapshot, token, alone=alone)
     prediction = bundled.prediction if bundled is not None and held is None else None
     if bundled is not None and not bundled.bundles:
         bundled = None

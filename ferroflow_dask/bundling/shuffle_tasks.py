@@ -6,17 +6,22 @@ those that P2P returns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.shuffle import _arrow
 
 from ferroflow_dask.bundling.sequence import TOPIC, running_worker
 
+if TYPE_CHECKING:
+    from ferroflow_dask.bundling.shuffles import Recipe
+
 #: The rows of an input partition, sorted by output partition, and where those of each output partition are.
 #: Slices of a table would each be sent with the buffers of the whole table.
 Pieces = tuple[Any, dict[int, slice]]
+#: Those of one output partition; None if there are none.
+Shard = Any
 #: Position of a chunk in an array.
 Index = tuple[int, ...]
 
@@ -102,23 +107,47 @@ def gather_pieces(shuffle: str, most_nbytes: float, split: Sequence[Pieces]) -> 
     return split
 
 
+def shard_of(pieces: Pieces, partition: int) -> Shard:
+    """Return the rows of an input partition that an output partition gets."""
+    table, rows = pieces
+    found = rows.get(partition)
+    return None if found is None else table.slice(found.start, found.stop - found.start)
+
+
+def gathered_shards(gathered: Sequence[Pieces], partition: int) -> list[Shard]:
+    """Return the shards of an output partition from what `gather_pieces` returned."""
+    return [shard_of(pieces, partition) for pieces in gathered]
+
+
+def direct_shards(
+    shuffle: str, most_nbytes: float, n_outputs: int, shards: Sequence[Shard]
+) -> Sequence[Shard]:
+    """Return the shards of an output partition, of which each input partition has one.
+
+    Parameters
+    ----------
+    shuffle, most_nbytes
+        As in `gather_pieces`. All output partitions are taken to be as large as this one.
+    n_outputs : int
+    shards : sequence of Shard
+    """
+    _check_size(shuffle, most_nbytes, n_outputs * sum(one.nbytes for one in shards if one is not None))
+    return shards
+
+
 def _check_size(shuffle: str, most_nbytes: float, nbytes: float) -> None:
     worker = running_worker() if nbytes > most_nbytes else None
     if worker is not None:
         worker.log_event(TOPIC, {"shuffle": shuffle, "nbytes": nbytes})
 
 
-def unpack_frame(
-    gathered: Sequence[Pieces], partition: int, meta: Any, column: str, drop_column: bool
-) -> Any:
+def unpack_frame(shards: Sequence[Shard], meta: Any, column: str, drop_column: bool) -> Any:
     """Return an output partition.
 
     Parameters
     ----------
-    gathered : sequence of Pieces
-        From `gather_pieces`.
-    partition : int
-        Number of the output partition.
+    shards : sequence of Shard
+        In the order of the input partitions.
     meta : pandas.DataFrame
         An empty input partition.
     column : str
@@ -126,17 +155,15 @@ def unpack_frame(
     drop_column : bool
         Whether the output lacks `column`.
     """
-    found = [(table, rows[partition]) for table, rows in gathered if partition in rows]
+    found = [one for one in shards if one is not None]
     if not found:
         return meta.drop(columns=column) if drop_column else meta.copy()
-    shards = [table.slice(rows.start, rows.stop - rows.start) for table, rows in found]
-    return _arrow.convert_shards(shards, meta, column, drop_column)
+    return _arrow.convert_shards(found, meta, column, drop_column)
 
 
 def unpack_merged(
-    left: tuple[Sequence[Pieces], Any, str, bool],
-    right: tuple[Sequence[Pieces], Any, str, bool],
-    partition: int,
+    left: tuple[Sequence[Shard], Any, str, bool],
+    right: tuple[Sequence[Shard], Any, str, bool],
     options: Mapping[str, Any],
 ) -> Any:
     """Return an output partition of a join.
@@ -144,15 +171,13 @@ def unpack_merged(
     Parameters
     ----------
     left, right : tuple
-        The gathered pieces, and `meta`, `column` and `drop_column` of `unpack_frame`.
-    partition : int
+        The arguments of `unpack_frame`.
     options : mapping of str to object
         Of `dask.dataframe.multi.merge_chunk`.
     """
     from dask.dataframe.multi import merge_chunk
 
-    frames = [unpack_frame(gathered, partition, *rest) for gathered, *rest in (left, right)]
-    return merge_chunk(*frames, **options)
+    return merge_chunk(unpack_frame(*left), unpack_frame(*right), **options)
 
 
 def gather_chunks(
@@ -163,20 +188,42 @@ def gather_chunks(
     return dict(zip(indices, chunks, strict=True))
 
 
-def unpack_chunk(chunks: Mapping[Index, Any], recipe: Sequence[Sequence[tuple[int, slice]]]) -> Any:
+def piece_of(chunk: Any, slices: tuple[slice, ...]) -> Any:
+    """Return the part of an old chunk that a new chunk gets."""
+    return chunk[slices]
+
+
+def gathered_parts(chunks: Mapping[Index, Any], recipe: Recipe) -> list[Any]:
+    """Return the parts of a new chunk from what `gather_chunks` returned."""
+    return [piece_of(chunks[old], slices) for old, slices in parts_of(recipe)]
+
+
+def parts_of(recipe: Recipe) -> Iterator[tuple[Index, tuple[slice, ...]]]:
+    """Yield the positions of the old chunks that a new chunk consists of, and which part of each."""
+    for part in product(*recipe):
+        yield tuple(old for old, _ in part), tuple(at for _, at in part)
+
+
+def direct_parts(shuffle: str, most_nbytes: float, n_outputs: int, parts: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of a new chunk; the other arguments are as in `direct_shards`."""
+    _check_size(shuffle, most_nbytes, n_outputs * sum(getattr(part, "nbytes", 0) for part in parts))
+    return parts
+
+
+def unpack_chunk(parts: Sequence[Any], shape: Sequence[int]) -> Any:
     """Return a chunk of a rechunked array.
 
     Parameters
     ----------
-    chunks : mapping of tuple of int to array
-    recipe : sequence of sequence of (int, slice)
-        For each axis the old chunks that the new one consists of, and which part of each.
+    parts : sequence of array
+        In the order of `parts_of`.
+    shape : sequence of int
+        Number of parts along each axis.
     """
     import numpy as np
     from dask.array.core import concatenate3
 
-    parts = np.empty([len(axis) for axis in recipe], dtype=object)
-    for place in product(*(range(len(axis)) for axis in recipe)):
-        old, slices = zip(*(axis[i] for axis, i in zip(recipe, place, strict=True)), strict=True)
-        parts[place] = chunks[old][slices]
-    return concatenate3(parts.tolist())
+    grid = np.empty(shape, dtype=object)
+    for place, part in zip(np.ndindex(*shape), parts, strict=True):
+        grid[place] = part
+    return concatenate3(grid.tolist())

@@ -14,24 +14,28 @@ from dask.utils import key_split
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
 from ferroflow_dask.bundling.library import is_library
+from ferroflow_dask.bundling.plain_shuffles import Choice, PlainShuffles, with_plain_tasks
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 from ferroflow_dask.cluster_profile import ClusterProfile
 
-#: Most data of a P2P shuffle that becomes plain tasks [B], and the longest time to send them to a worker [s].
-#: Plain tasks send them to each worker, so their costs grow with the data. P2P costs some tenths of a second
-#: for no data, and less for each byte. On four workers of two cores both take equally long at 64 to 128 MB.
-_MOST_SHUFFLED, _MOST_SHUFFLED_S = 32 * 2**20, 0.25
+#: Data that one task may gather [B], and the longest time to send them to a worker [s]. They move to each
+#: worker, so costs grow with the data.
+_MOST_GATHERED, _MOST_GATHERED_S = 32 * 2**20, 0.25
+#: Pieces of a direct shuffle. Each costs the scheduler about as much as a task.
+_MOST_PIECES = 1024
+#: Part of the memory of all workers that the data of a direct shuffle may have: there are two copies of them.
+_DIRECT_SHARE = MEMORY_SHARE / 2
 #: Partitions or chunks of a shuffle that are measured.
 _MEASURED = 3
 
 
-def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainShuffles:
+def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
     """Replace the P2P shuffles of little data by plain tasks."""
-    most = most_nbytes(snapshot.cluster)
+    cluster = snapshot.cluster
     plain = shuffles.unfused(graph.tasks)
     measured: dict[str, float] = {}
 
-    def nbytes_of(group: list[shuffles.Shuffle]) -> float | None:
+    def choose(group: list[shuffles.Shuffle]) -> Choice:
         outputs = {task.key for shuffle in group for task in shuffle.unpacks}
         nbytes, is_unknown = 0.0, False
         for shuffle in group:
@@ -44,14 +48,33 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
                 measured[shuffle.id] = own_nbytes
         parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
         if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
-            return None  # the scheduler has them as P2P tasks, or the client wants one
+            return Choice()  # the scheduler has them as P2P tasks, or the client wants one
+        n_pieces = sum(shuffle.n_pieces for shuffle in group)
         if not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs):
-            return min(nbytes, _MOST_SHUFFLED)  # the scheduler has them as plain tasks
-        if nbytes > most:
-            return None
-        return inf if is_unknown else nbytes
+            return Choice(min(nbytes, _MOST_GATHERED), is_plain=True)  # the scheduler has them as plain tasks
+        if nbytes > most_nbytes(cluster, n_pieces):
+            return Choice()
+        if is_unknown:
+            return Choice(is_unknown=True)
+        return Choice(nbytes, is_plain=True, is_direct=_is_direct(nbytes, n_pieces, cluster))
 
-    return replace(shuffles.with_plain_tasks(plain, nbytes_of, most), measured=measured)
+    return replace(with_plain_tasks(plain, choose, most_nbytes(cluster)), measured=measured)
+
+
+def _is_direct(nbytes: float, n_pieces: int, cluster: ClusterProfile) -> bool:
+    """Return whether a direct shuffle is faster than a task that gathers all pieces."""
+    if n_pieces > _MOST_PIECES:
+        return False
+    gathered_s = nbytes * (len(cluster.threads) - 1) / cluster.bandwidth
+    return nbytes > _most_gathered(cluster) or gathered_s > n_pieces * cluster.added_s
+
+
+def plain_keys(graph: shuffles.Graph) -> set[Key]:
+    """Return the keys of a graph with plain tasks in place of all P2P shuffles, in each form."""
+    unfused = shuffles.unfused(graph)
+    gathered = with_plain_tasks(unfused, lambda _: Choice(0.0, is_plain=True))
+    direct = with_plain_tasks(unfused, lambda _: Choice(0.0, is_plain=True, is_direct=True))
+    return {*unfused, *gathered.tasks, *direct.tasks}
 
 
 def to_measure(
@@ -69,10 +92,22 @@ def to_measure(
     return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
 
 
-def most_nbytes(cluster: ClusterProfile) -> float:
-    """Return the size up to which a shuffle becomes plain tasks [B]."""
+def most_nbytes(cluster: ClusterProfile, n_pieces: int = 0) -> float:
+    """Return the size up to which a shuffle becomes plain tasks [B].
+
+    Parameters
+    ----------
+    cluster : ClusterProfile
+    n_pieces : int, optional
+        That outputs get.
+    """
+    direct = _DIRECT_SHARE * cluster.memory_nbytes * len(cluster.threads)  # none if memory is unknown
+    return max(_most_gathered(cluster), direct if n_pieces <= _MOST_PIECES else 0.0)
+
+
+def _most_gathered(cluster: ClusterProfile) -> float:
     memory = MEMORY_SHARE * (cluster.memory_nbytes or inf)
-    return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
+    return min(_MOST_GATHERED, _MOST_GATHERED_S * cluster.bandwidth, memory)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +118,12 @@ class DataSize:
     ----------
     n : int
         Partitions or chunks in all.
+    most_nbytes : float, optional
+        More are too many for plain tasks [B].
     """
 
     n: int
+    most_nbytes: float = inf
     n_known: int = 0
     known_nbytes: float = 0.0
     largest_nbytes: float = 0.0

@@ -8,7 +8,7 @@ adaptive query execution (Apache Spark 3.0, SPARK-31412).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dask._task_spec import GraphNode
@@ -20,10 +20,16 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import dependents_of, in_order, needed_by
+from ferroflow_dask.bundling.plain_shuffles import Choice, PlainShuffles, with_plain_tasks
+from ferroflow_dask.bundling.small_shuffles import most_nbytes
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 
-#: A size that no data exceed: plain tasks report none [B].
-_ANY_NBYTES = 2.0**60
+#: Plain tasks of a size that no data exceed: they report none.
+_PLAIN = Choice(2.0**60, is_plain=True)
+
+
+#: Shuffles, together if they are the sides of a join.
+Groups = Sequence[Sequence[shuffles.Shuffle]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,9 @@ class Held:
         Of the task that stands for it.
     rest : SentGraph
         The tasks that are held, with P2P shuffles as they came.
-    sources : tuple of tuple of Key
-        The data of each shuffle of unknown size whose data are computed by tasks that are not held.
+    sources : tuple of (tuple of Key, float)
+        The data of each shuffle of unknown size whose data are computed by tasks that are not held, and the
+        size up to which it becomes plain tasks [B].
     bundles : dict of Key to Bundle
         All held tasks as one bundle, and the tasks that give its values the keys that clients want. If the
         bundle is split, its tasks run as they came.
@@ -48,7 +55,7 @@ class Held:
 
     name: Key
     rest: SentGraph
-    sources: tuple[tuple[Key, ...], ...]
+    sources: tuple[tuple[tuple[Key, ...], float], ...]
     bundles: Mapping[Key, Bundle]
     tasks: Mapping[Key, GraphNode]
 
@@ -58,7 +65,7 @@ class Held:
         return self.bundles[self.name].places.keys()
 
 
-def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapshot, token: str) -> Held | None:
+def held_part(graph: SentGraph, plain: PlainShuffles, snapshot: Snapshot, token: str) -> Held | None:
     """Return the part of a graph behind its shuffles of unknown size; None if there is none.
 
     Parameters
@@ -71,21 +78,21 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
         As in `rewrite`.
     """
     tasks = plain.tasks
-    if not plain.unknown:
+    unknown = _held_shuffles(plain)
+    if not unknown:
         return None
-    transfers = {one.key for group in plain.unknown for each in group for one in each.transfers}
-    late = transfers | dependents_of(transfers, tasks)
+    late = _late(unknown, tasks)
     if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):
         return None
-    late |= _needless(graph, plain, late, snapshot)
+    late |= _needless(graph, plain, unknown, late, snapshot)
     wanted = graph.wanted & late
     rest = {key: task for key, task in tasks.items() if key in late}
-    all_plain = shuffles.with_plain_tasks(rest, lambda _: _ANY_NBYTES)
+    all_plain = with_plain_tasks(rest, lambda _: _PLAIN)
     if shuffles.has_p2p(all_plain.tasks):
         return None  # one cannot be replaced
     sources = tuple(
-        tuple(keys)
-        for group in plain.unknown
+        (tuple(keys), most_nbytes(snapshot.cluster, sum(one.n_pieces for one in group)))
+        for group in unknown
         for shuffle in group
         if late.isdisjoint(keys := shuffle.sources(rest))
     )
@@ -105,6 +112,35 @@ def held_part(graph: SentGraph, plain: shuffles.PlainShuffles, snapshot: Snapsho
     return Held(name, replace(graph, tasks=rest, wanted=wanted, is_late=True), sources, bundles, written)
 
 
+def _late(unknown: Groups, tasks: Mapping[Key, GraphNode]) -> set[Key]:
+    """Return the transfers of shuffles, and the tasks behind them."""
+    transfers = {one.key for group in unknown for shuffle in group for one in shuffle.transfers}
+    return transfers | dependents_of(transfers, tasks)
+
+
+def _held_shuffles(plain: PlainShuffles) -> Groups:
+    """Return the shuffles of unknown size behind which tasks can be held.
+
+    If one side of a join is large and the other one is late, the large one would wait in memory.
+    """
+    found = plain.unknown
+    while found:
+        late = _late(found, plain.tasks)
+        whole = [_late([group], plain.tasks) for group in found]
+        parts = [
+            {one.key for each in group for one in (each.barrier, *each.transfers)} for group in plain.large
+        ]
+        divided = [part for part in parts if not part.isdisjoint(late) and not part <= late]
+        if not divided:
+            break
+        found = [
+            group
+            for group, behind in zip(found, whole, strict=True)
+            if all(part.isdisjoint(behind) for part in divided)
+        ]
+    return found
+
+
 def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot: Snapshot) -> Bundle:
     """Return a bundle of the tasks that some keys need."""
     inside = needed_by(set(wanted), dict(tasks))
@@ -121,7 +157,11 @@ def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot:
 
 
 def _needless(
-    graph: SentGraph, plain: shuffles.PlainShuffles, late: Collection[Key], snapshot: Snapshot
+    graph: SentGraph,
+    plain: PlainShuffles,
+    unknown: Groups,
+    late: Collection[Key],
+    snapshot: Snapshot,
 ) -> set[Key]:
     """Return the tasks before a held part that would only fill memory until it is planned.
 
@@ -129,7 +169,7 @@ def _needless(
     burden, and computed in time.
     """
     tasks, late = plain.tasks, set(late)
-    first = {key for group in plain.unknown for one in group for key in one.sources(tasks)} - late
+    first = {key for group in unknown for one in group for key in one.sources(tasks)} - late
     first |= (graph.wanted | snapshot.tasks.keys()) & tasks.keys() - late
     needless = tasks.keys() - late - needed_by(first, tasks).keys()
     n_read = len(needless & {one for key in late for one in tasks[key].dependencies})

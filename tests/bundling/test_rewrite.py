@@ -23,11 +23,12 @@ from random_shuffles import graph_of, n_barriers
 
 from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.plain_shuffles import Choice, with_plain_tasks
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.rewrite import keys_read, revalidate, rewrite, unchanged
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.bundling.shuffles import parts_and_sources, unfused, with_plain_tasks
+from ferroflow_dask.bundling.shuffles import parts_and_sources, unfused
 from ferroflow_dask.bundling.snapshot import FEATURES, BundleFacts, SentGraph, Snapshot, TaskFacts, outside
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -163,7 +164,7 @@ def has_no_sample(plan: Plan) -> bool:
 def holds_a_part(plan: Plan) -> bool:
     held = plan.held
     assert held is not None
-    (sources,) = held.sources
+    ((sources, _),) = held.sources
     assert {*held.inputs} == {*sources}
     assert plan.tasks.keys() >= {*sources}
     assert plan.wanted == plan.graph.wanted == held.rest.wanted
@@ -403,7 +404,7 @@ def assert_values(plan: Plan, snapshot: Snapshot) -> None:
     """Run the tasks of a plan one after another, then the rest, and compare the wanted values."""
     tasks = plan.graph.tasks
     if n_barriers(tasks):
-        tasks = with_plain_tasks(unfused(tasks), lambda _: 0.0).tasks
+        tasks = with_plain_tasks(unfused(tasks), lambda _: Choice(0.0, is_plain=True)).tasks
     elsewhere: Graph = {key: DataNode(key, OUTSIDE) for key in outside(tasks)}
     values = dict(zip(tasks, dask.get({**tasks, **elsewhere}, [*tasks]), strict=True))
     for key in values.keys() & snapshot.tasks.keys():

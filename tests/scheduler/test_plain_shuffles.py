@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
 import dask
@@ -16,12 +17,13 @@ import pytest
 from bundled import Bundling, on_bundling_cluster, take_all_for_short
 from dask._task_spec import Task, TaskRef, cull, execute_graph
 from distributed.shuffle._core import P2PBarrierTask
-from random_shuffles import assert_same, cluster, compare, graph_of, n_barriers
+from random_shuffles import GATHERED, assert_same, cluster, compare, graph_of, limit_shuffles, n_barriers
 from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin, explain
-from ferroflow_dask.bundling import shuffle_tasks, shuffles, small_shuffles
-from ferroflow_dask.bundling.shuffles import Shuffle, has_p2p, unfused, with_plain_tasks
+from ferroflow_dask.bundling import shuffle_tasks, shuffles
+from ferroflow_dask.bundling.plain_shuffles import Choice, with_plain_tasks
+from ferroflow_dask.bundling.shuffles import Shuffle, has_p2p, unfused
 from ferroflow_dask.scheduler.graphs import samples
 
 N_PROGRAMS = 32
@@ -55,8 +57,8 @@ def rechunked() -> Any:
     return da.arange(400, chunks=20).reshape(20, 20).rechunk((20, 4)) + 1
 
 
-def always(_: list[Shuffle]) -> float:
-    return 0.0
+def always(_: list[Shuffle]) -> Choice:
+    return GATHERED
 
 
 def barrier_in(graph: dict[Any, Any]) -> P2PBarrierTask:
@@ -95,9 +97,9 @@ def test_both_sides_of_a_join_are_replaced_or_none(is_replaced: bool) -> None:
     graph, _ = graph_of(joined())
     groups: list[list[Shuffle]] = []
 
-    def decide(group: list[Shuffle]) -> float | None:
+    def decide(group: list[Shuffle]) -> Choice:
         groups.append(group)
-        return 0.0 if is_replaced else None
+        return GATHERED if is_replaced else Choice()
 
     found = with_plain_tasks(unfused(graph), decide)
     assert [len(group) for group in groups] == [2]
@@ -134,7 +136,7 @@ def test_data_that_p2p_refuses_stays_so_that_its_error_is_raised(refused: str) -
     else:
         twice = frame(other=1).rename(columns={"value": "other"})
         graph, _ = graph_of(twice.merge(frame(3), on="name", shuffle_method="p2p", broadcast=False))
-    assert with_plain_tasks(unfused(graph), always) == shuffles.PlainShuffles(graph)
+    assert with_plain_tasks(unfused(graph), always).tasks == graph
 
 
 def test_outputs_and_origins_name_tasks_of_the_graph() -> None:
@@ -162,7 +164,8 @@ def test_an_output_without_rows_is_like_the_empty_input(drop_column: bool) -> No
         for i, part in enumerate((rows, rows[:0]))
     ]
     assert [sorted(places) for _, places in parts] == [[0, 2], []]
-    found = [shuffle_tasks.unpack_frame(parts, i, rows[:0], "_partitions", drop_column) for i in range(3)]
+    shards = [shuffle_tasks.gathered_shards(parts, i) for i in range(3)]
+    found = [shuffle_tasks.unpack_frame(one, rows[:0], "_partitions", drop_column) for one in shards]
     whole = rows.drop(columns="_partitions") if drop_column else rows
     for one, expected in zip(found, (whole[1:2], whole[:0], whole[::2]), strict=True):
         assert_same(one, expected)
@@ -198,9 +201,9 @@ def on_cluster_with_stock_first(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("most", [2**25, 0], ids=["little data", "too much data"])
-def test_the_second_run_of_little_data_has_no_p2p(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", most)
+@pytest.mark.parametrize("most", [2**25, inf, 0], ids=["gathered", "direct", "P2P"])
+def test_the_second_run_of_little_data_has_no_p2p(most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_shuffles(monkeypatch, most)
     collections = [shuffled(), joined(), rechunked()]
 
     async def test(on: Bundling, expected: list[Any]) -> None:
@@ -271,7 +274,7 @@ def test_sizes_of_data_that_a_function_of_the_user_makes_are_not_trusted_to_stay
 
 @pytest.mark.cluster
 def test_a_shuffle_that_has_ended_is_not_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", 0)
+    limit_shuffles(monkeypatch, 0)
 
     async def test(on: Bundling, expected: list[Any]) -> None:
         (feature,) = (one for one in on.stealing.features if one.name == "plain_shuffles")
@@ -297,7 +300,7 @@ def test_data_of_far_more_than_the_known_size_are_reported_and_shuffled_by_p2p_t
         await on.is_empty()
         real = dict(learned.shuffled)
         assert real
-        monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", 100)
+        limit_shuffles(monkeypatch, 100)
         learned.shuffled.update(dict.fromkeys(real, 1.0))
         on.forget_seen()
         await assert_yield(on, [collection], expected)
@@ -312,28 +315,28 @@ def test_data_of_far_more_than_the_known_size_are_reported_and_shuffled_by_p2p_t
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("make", [shuffled, joined])
-@pytest.mark.parametrize("first", ["p2p", "plain"])
+@pytest.mark.parametrize("first", ["p2p", "plain", "direct"])
 def test_what_is_on_the_scheduler_stays_as_it_is_for_other_graphs(
     first: str, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_all_for_short(monkeypatch)
-    limits = {"p2p": 0, "plain": 2**30}
+    limits = {"p2p": 0, "plain": 2**30, "direct": inf}
     collection = make()
     lengths = collection.map_partitions(len, meta=(None, "i8"))
 
     async def test(on: Bundling, expected: list[Any]) -> None:
-        monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limits[first])
+        limit_shuffles(monkeypatch, limits[first])
         held = on.client.persist(collection)
         assert_same(await on.client.compute(held), expected[0])
         created = barriers(on)
         assert bool(created) == (first == "p2p")
         for limit in limits.values():
-            monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limit)
+            limit_shuffles(monkeypatch, limit)
             on.forget_seen()
             # The graph of the shuffle, not what is held of it.
             await assert_yield(on, [lengths], expected[1:])
             assert barriers(on) <= created
-            assert first == "plain" or not any("shuffle-gather" in str(key) for key in on.keys)
+            assert first != "p2p" or not any("shuffle-gather" in str(key) for key in on.keys)
         events = [event for _, event in on.scheduler.get_events("scheduler")]
         assert not sum(event["metrics"]["key_collisions"] for event in events if event.get("metrics"))
         del held

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from math import inf
 from typing import Any
 
 import dask
@@ -15,11 +16,10 @@ import pandas as pd
 import pytest
 from bundled import Bundling, gates, on_bundling_cluster
 from distributed import Client, Worker, fire_and_forget, futures_of, wait
-from random_shuffles import cluster, compare_held
+from random_shuffles import cluster, compare_held, limit_shuffles
 from waiting import comes
 
 from ferroflow_dask import explain, install, uninstall
-from ferroflow_dask.bundling import small_shuffles
 from ferroflow_dask.scheduler.graphs import stages
 
 N_PROGRAMS = 24
@@ -109,7 +109,7 @@ def test_a_part_is_held_in_the_first_run_and_planned_at_once_in_the_second() -> 
 
 @pytest.mark.cluster
 def test_much_data_is_shuffled_by_p2p_before_all_inputs_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", 100)
+    limit_shuffles(monkeypatch, 100)
 
     async def test(on: Bundling) -> None:
         collection, expected = frames(0.1)
@@ -183,12 +183,12 @@ EVENTS = (
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("limit", [2**25, 100, 3000], ids=["plain", "P2P", "both"])
+@pytest.mark.parametrize("limit", [2**25, inf, 100, 3000], ids=["gathered", "direct", "P2P", "both"])
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 def test_events_while_a_part_is_held_leave_its_results_the_same(
-    event: Callable[..., Awaitable[None]], limit: int, monkeypatch: pytest.MonkeyPatch
+    event: Callable[..., Awaitable[None]], limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limit)
+    limit_shuffles(monkeypatch, limit)
 
     async def test(on: Bundling) -> None:
         collection, expected = frames(0.03)
@@ -300,7 +300,7 @@ def test_a_part_is_planned_before_its_slow_inputs_that_are_not_shuffled_exist() 
 def test_a_part_is_planned_again_if_tasks_have_changed_meanwhile(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limit)
+    limit_shuffles(monkeypatch, limit)
     monkeypatch.setattr(stages, "_FEW_TASKS", 0)
 
     async def test(on: Bundling) -> None:

@@ -18,7 +18,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.ordering import needed_by
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import revalidate, rewrite
-from ferroflow_dask.bundling.small_shuffles import DataSize, most_nbytes
+from ferroflow_dask.bundling.small_shuffles import DataSize
 from ferroflow_dask.bundling.snapshot import Snapshot
 from ferroflow_dask.bundling.stages import Held
 from ferroflow_dask.scheduler._distributed_graphs import replace_task
@@ -100,8 +100,8 @@ class Stages:
         if held is None or bundle is None or held.name not in self._scheduler.tasks:
             return
         sizes: dict[Key, list[DataSize]] = {}
-        for sources in held.sources:
-            one = DataSize(len(sources))
+        for sources, most_nbytes in held.sources:
+            one = DataSize(len(sources), most_nbytes)
             for key in sources:
                 sizes.setdefault(key, []).append(one)
         self._parts[held.name] = _Part(held, bundle, sizes)
@@ -128,7 +128,7 @@ class Stages:
             part = self._parts[name]
             for one in part.sizes.pop(key, ()) if nbytes >= 0 else ():
                 one.add(nbytes)
-                if one.expected_nbytes > most_nbytes(self._knowledge.cluster()):
+                if one.expected_nbytes > one.most_nbytes:
                     self._ask(name, part)
             if not part.sizes:  # other inputs say nothing of a shuffle
                 self._ask(name, part)
