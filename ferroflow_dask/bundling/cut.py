@@ -163,10 +163,33 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[tuple
     yield "siblings", lambda: [coarse()[0].members[node] for node in coarse()[1]]
     if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
         yield "one bundle", lambda: [list(range(n_pieces))]
+    yield "regions", partial(_regions, work, cluster, partial(pack, in_order=in_order))
     yield "levels", lambda: _by_level(*coarse(), partial(pack, is_last=False))
     for n in () if is_guess else _CLUSTERS:
         yield f"clusters, {n} a thread", partial(_clustered, work, cluster, n, in_order)
     yield "single tasks", lambda: [[i] for i in range(n_pieces)]
+
+
+def _regions(work: Work, cluster: ClusterProfile, pack: Callable[..., list[list[int]]]) -> Cut:
+    """Put each piece that has no input, or several, together with all that only it leads to; then pack.
+
+    Such a region is, for example, all that is done with one partition of a data frame up to a shuffle. What is
+    made at once of nothing, such as the value that a column is compared with, is no input.
+    """
+    most_nbytes = cluster.added_s * cluster.bandwidth
+    light = {
+        i
+        for i, (needed, cost_s) in enumerate(zip(work.edges, work.costs_s, strict=True))
+        if not needed and cost_s <= cluster.added_s and work.nbytes(i) <= most_nbytes and i not in work.alone
+    }
+    inner = work
+    if light:
+        edges = [[j for j in needed if j not in light] for needed in work.edges]
+        inner = replace(work, edges=edges, last=light.union(work.last))
+    regions = sorted(convex_clusters(inner, 0.0, inf), key=lambda pieces: pieces[0] not in light)
+    coarse = CoarseGraph(_grouped(work, regions))
+    coarse.reduce(pack)
+    return [sorted([i for at in coarse.members[node] for i in regions[at]]) for node in coarse.sorted_nodes()]
 
 
 def _longest_s(work: Work, cluster: ClusterProfile) -> float:
