@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 from ferroflow_dask.bundling.predict import Work
 
 
@@ -63,3 +66,31 @@ def convex_clusters(work: Work, size_s: float, most_s: float) -> list[list[int]]
         cluster_of.append(cluster)
     order = sorted(range(len(clusters)), key=lambda cluster: (levels[cluster], clusters[cluster][0]))
     return [clusters[cluster] for cluster in order]
+
+
+def regions(work: Work, light_s: float, light_nbytes: float) -> list[list[int]]:
+    """Put each piece that reads nothing, or several regions, together with all that only it leads to.
+
+    Parameters
+    ----------
+    work : Work
+    light_s, light_nbytes : float
+        Duration and size up to which a piece that reads nothing counts as no input [s, B]: for example, the
+        value that a column is compared with.
+
+    Returns
+    -------
+    list of list of int
+        The pieces of each region, ascending. The regions are in an order in which they can run.
+    """
+    light = {
+        i
+        for i, needed in enumerate(work.edges)
+        if not needed and work.costs_s[i] <= light_s and work.nbytes(i) <= light_nbytes
+    }
+    inner = work
+    if light:
+        edges = [[j for j in needed if j not in light] for needed in work.edges]
+        inner = replace(work, edges=edges, last=light.union(work.last))
+    # Light pieces are by themselves and read nothing, so they can run first.
+    return sorted(convex_clusters(inner, 0.0, inf), key=lambda pieces: pieces[0] not in light)

@@ -14,7 +14,7 @@ from math import inf
 from statistics import fmean
 
 from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, runs, tapered
-from ferroflow_dask.bundling.convex import convex_clusters
+from ferroflow_dask.bundling.convex import convex_clusters, regions
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict, shortest_s
 from ferroflow_dask.bundling.repeats import Measured, fastest, tries
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -171,25 +171,11 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[tuple
 
 
 def _regions(work: Work, cluster: ClusterProfile, pack: Callable[..., list[list[int]]]) -> Cut:
-    """Put each piece that has no input, or several, together with all that only it leads to; then pack.
-
-    Such a region is, for example, all that is done with one partition of a data frame up to a shuffle. What is
-    made at once of nothing, such as the value that a column is compared with, is no input.
-    """
-    most_nbytes = cluster.added_s * cluster.bandwidth
-    light = {
-        i
-        for i, (needed, cost_s) in enumerate(zip(work.edges, work.costs_s, strict=True))
-        if not needed and cost_s <= cluster.added_s and work.nbytes(i) <= most_nbytes and i not in work.alone
-    }
-    inner = work
-    if light:
-        edges = [[j for j in needed if j not in light] for needed in work.edges]
-        inner = replace(work, edges=edges, last=light.union(work.last))
-    regions = sorted(convex_clusters(inner, 0.0, inf), key=lambda pieces: pieces[0] not in light)
-    coarse = CoarseGraph(_grouped(work, regions))
+    """Pack regions: all that is done with one partition up to a shuffle, however long, is one bundle."""
+    found = regions(work, cluster.added_s, cluster.added_s * cluster.bandwidth)
+    coarse = CoarseGraph(_grouped(work, found))
     coarse.reduce(pack)
-    return [sorted([i for at in coarse.members[node] for i in regions[at]]) for node in coarse.sorted_nodes()]
+    return [sorted([i for at in coarse.members[node] for i in found[at]]) for node in coarse.sorted_nodes()]
 
 
 def _longest_s(work: Work, cluster: ClusterProfile) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferroflow_dask.bundling.convex import convex_clusters
+from ferroflow_dask.bundling.convex import convex_clusters, regions
 from ferroflow_dask.bundling.predict import Work
 
 
@@ -148,3 +148,35 @@ def test_no_cluster_of_any_graph_grows_beyond_what_it_may_last(
     for one in convex_clusters(work, size_s, most_s):
         # Filling stops half a piece after `size_s`, and joining one piece after `most_s`.
         assert sum(work.costs_s[i] for i in one) <= max(size_s + longest_s, most_s + longest_s)
+
+
+# Regions
+
+REGIONS: dict[str, tuple[list[list[int]], list[float], list[list[int]]]] = {
+    "what one piece leads to is with it": ([[], [0], [0], [1, 2], [3]], [9.0] * 5, [[0, 1, 2, 3, 4]]),
+    "each partition has its own": ([[], [], [0], [1], [0, 2]], [9.0] * 5, [[0, 2, 4], [1, 3]]),
+    "what reads two partitions starts one": ([[], [], [0, 1], [2]], [9.0] * 4, [[0], [1], [2, 3]]),
+    "a light piece is no input": ([[], [], [0, 1], [2]], [9.0, 0.1, 9.0, 9.0], [[1], [0, 2, 3]]),
+    "light pieces are read by others": ([[], [], [0], [1]], [0.1] * 4, [[0], [1], [2], [3]]),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions(name: str) -> None:
+    edges, costs_s, expected = REGIONS[name]
+    assert regions(work_of(edges, costs_s), 0.5, 0) == expected
+
+
+@settings(max_examples=300)
+@given(works(), st.sampled_from([0.0, 0.01, 1.0]))
+def test_regions_of_any_graph_can_run_one_after_another(work: Work, light_s: float) -> None:
+    found = regions(work, light_s, 0)
+    assert_convex(work, found)
+    # A piece that reads one region is in it, unless something else must end there.
+    region_of = {i: at for at, pieces in enumerate(found) for i in pieces}
+    light = {i for i, needed in enumerate(work.edges) if not needed and work.costs_s[i] <= light_s}
+    ends = light.union(work.alone, work.last)
+    for i, needed in enumerate(work.edges):
+        sources = {region_of[j] for j in needed if j not in light}
+        if len(sources) == 1 and i not in ends and ends.isdisjoint(needed):
+            assert region_of[i] in sources

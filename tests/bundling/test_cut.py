@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ferroflow_dask.bundling.coarse import factored, longest_first, runs, tapered
 from ferroflow_dask.bundling.cut import best_cut
-from ferroflow_dask.bundling.predict import Prediction, Work, predict
+from ferroflow_dask.bundling.predict import Prediction, Work, predict, values_apart
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 COSTS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 5.0]), min_size=1, max_size=7)
@@ -149,3 +149,32 @@ def test_tasks_that_sleep_do_not_share_cores() -> None:
     cluster = ClusterProfile((1,) * 4, task_s=1e-6, round_trip_s=1e-6, submit_s=1e-6, cores=2)
     work = Work([()] * 400, [0.01] * 400, lambda _: 0, cores_s=0.04)
     assert best_cut(work, cluster, False, lambda _: True)[1].makespan_s == pytest.approx(1.0, rel=0.01)
+
+
+# Values with keys of their own
+
+#: Two inputs are each split in two; two outputs read a piece of each.
+SPLIT = [[], [], [0], [0], [1], [1], [2, 4], [3, 5]]
+SPLIT_CUT = [[0, 2, 3], [1, 4, 5], [6], [7]]
+
+
+@pytest.mark.parametrize(("nbytes", "moved"), [(10, 20), (10**9, 10**9)])
+def test_large_values_of_a_bundle_move_by_themselves(nbytes: int, moved: int) -> None:
+    cluster = ClusterProfile((1, 1))
+    work = Work(SPLIT, [1.0] * 8, lambda _: nbytes)
+    apart = {2, 3, 4, 5} if nbytes > 10**6 else set()
+    assert values_apart(work, SPLIT_CUT, cluster) == apart
+    # Each output is where one of its inputs is, and fetches the other one's piece, or all of its pieces.
+    assert predict(work, SPLIT_CUT, cluster).nbytes_moved == 2 * moved
+
+
+def test_values_that_all_readers_need_move_together() -> None:
+    work = Work([[], [0], [0], [1, 2], [1, 2]], [1.0] * 5, lambda _: 10**9)
+    assert not values_apart(work, [[0, 1, 2], [3], [4]], ClusterProfile((1, 1)))
+
+
+def test_values_that_clients_want_have_keys_anyway() -> None:
+    work = Work([[], [0], [0], [1], [2]], [1.0] * 5, lambda _: 10**6, last={1, 2})
+    cut, cluster = [[0], [1, 2], [3], [4]], ClusterProfile((1, 1))
+    assert not values_apart(work, cut, cluster)
+    assert predict(work, cut, cluster).nbytes_moved == 10**6

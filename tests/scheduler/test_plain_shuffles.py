@@ -17,7 +17,16 @@ import pytest
 from bundled import Bundling, on_bundling_cluster, take_all_for_short
 from dask._task_spec import Task, TaskRef, cull, execute_graph
 from distributed.shuffle._core import P2PBarrierTask
-from random_shuffles import GATHERED, assert_same, cluster, compare, graph_of, limit_shuffles, n_barriers
+from random_shuffles import (
+    DIRECT,
+    GATHERED,
+    assert_same,
+    cluster,
+    compare,
+    graph_of,
+    limit_shuffles,
+    n_barriers,
+)
 from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin, explain
@@ -108,10 +117,33 @@ def test_both_sides_of_a_join_are_replaced_or_none(is_replaced: bool) -> None:
     assert len(found.outputs) == (4 if is_replaced else 0)
 
 
-def test_a_join_of_a_frame_with_itself_is_replaced() -> None:
+@pytest.mark.parametrize(("make", "n_pieces"), [(shuffled, 16), (joined, 28), (rechunked, 5)])
+def test_each_output_of_a_direct_shuffle_has_a_piece_of_each_input(
+    make: Callable[[], Any], n_pieces: int
+) -> None:
+    graph, keys = graph_of(make())
+    tasks, groups = unfused(graph), list[list[Shuffle]]()
+
+    def directly(group: list[Shuffle]) -> Choice:
+        groups.append(group)
+        return DIRECT
+
+    found = with_plain_tasks(tasks, directly)
+    assert not has_p2p(found.tasks)
+    assert sum(shuffle.n_pieces for group in groups for shuffle in group) == len(found.pieces) == n_pieces
+    read = [found.tasks[key].dependencies & found.pieces.keys() for key in found.outputs]
+    assert sum(map(len, read)) == n_pieces
+    assert set().union(*read) == found.pieces.keys()
+    gathered = execute_graph(cull(with_plain_tasks(tasks, always).tasks, keys), keys=keys)
+    for key, value in execute_graph(cull(found.tasks, keys), keys=keys).items():
+        assert_same(value, gathered[key])
+
+
+@pytest.mark.parametrize("choice", [GATHERED, DIRECT], ids=["gathered", "direct"])
+def test_a_join_of_a_frame_with_itself_is_replaced(choice: Choice) -> None:
     graph, keys = graph_of(frame().merge(frame(), on="name", shuffle_method="p2p", broadcast=False))
     assert n_barriers(graph) == 1
-    found = with_plain_tasks(unfused(graph), always)
+    found = with_plain_tasks(unfused(graph), lambda _: choice)
     assert not has_p2p(found.tasks)
     values = execute_graph(found.tasks, keys=keys)
     assert sum(len(values[key]) for key in keys) == 4 * 25 * 25
