@@ -30,7 +30,7 @@ from ferroflow_dask.bundling.ordering import dependents_of, needed_by, static_or
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
-from ferroflow_dask.bundling.small_shuffles import plain_keys, to_measure, with_small_shuffles
+from ferroflow_dask.bundling.small_shuffles import plain_keys, with_small_shuffles
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
 from ferroflow_dask.bundling.stages import Held, held_part
 
@@ -112,19 +112,14 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     tasks, learned = graph.tasks, snapshot.learned
     if "samples" not in snapshot.features or graph.sampled or graph.is_late or not snapshot.has_idle_threads:
         return None
-    has_p2p = "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks)
-    is_staged = "stages" in snapshot.features
-    if (len(tasks) < FEWEST and not has_p2p) or snapshot.holds_some(tasks):
+    if len(tasks) < FEWEST or snapshot.holds_some(tasks):
         return None
-    if (is_staged or not has_p2p) and learned.keys() >= {key_split(key) for key in tasks}:
+    if learned.keys() >= {key_split(key) for key in tasks}:
         return None
-    parts, sources = set[Key](), dict[str, list[Key]]()
-    if has_p2p:
+    parts = set[Key]()
+    if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
         tasks = shuffles.unfused(tasks)
-        parts, sources = shuffles.parts_and_sources(tasks)
-    # In stages, sizes are known when the part behind a shuffle is planned.
-    to_size = {} if is_staged else sources
-    sized = [key for shuffle, data in to_size.items() for key in to_measure(shuffle, data, snapshot, tasks)]
+        parts = shuffles.parts_before_outputs(tasks)
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
     missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {
@@ -132,7 +127,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
         for key, task in missing.items()
         if key in parts or not all(one in missing or snapshot.is_in_memory(one) for one in task.dependencies)
     }
-    keys = sample_of(missing, learned, snapshot.cluster.n_threads, not_now=not_now, sized=sized)
+    keys = sample_of(missing, learned, snapshot.cluster.n_threads, not_now=not_now)
     if not keys:
         return None
     # Workers drop the results that only tasks of the sample read.

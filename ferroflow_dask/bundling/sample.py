@@ -26,7 +26,6 @@ def sample_of(
     n_threads: int,
     *,
     not_now: Collection[Key] = frozenset(),
-    sized: Collection[Key] = frozenset(),
 ) -> set[Key]:
     """Return the tasks that should run first, with all that they read; O(tasks + edges).
 
@@ -39,8 +38,6 @@ def sample_of(
     n_threads : int
     not_now : collection of Key, optional
         Tasks that cannot run in a sample, nor can those that read them.
-    sized : collection of Key, optional
-        Tasks whose results have to be measured, unless they read more than half of the graph.
 
     Returns
     -------
@@ -49,14 +46,10 @@ def sample_of(
     """
     prefixes = {key: key_split(key) for key, task in tasks.items() if not isinstance(task, NO_WORK)}
     unknown_prefixes = {prefix for prefix in set(prefixes.values()) if prefix not in known}
-    unknown = (
-        {key: prefix for key, prefix in prefixes.items() if prefix in unknown_prefixes}
-        if unknown_prefixes
-        else {}
-    )
+    if not unknown_prefixes:
+        return set()
+    unknown = {key: prefix for key, prefix in prefixes.items() if prefix in unknown_prefixes}
     if len(unknown) < _FEWEST * n_threads:
-        unknown = {}
-    if not unknown and not sized:
         return set()
     ready = _ready(tasks, not_now)
     by_prefix: dict[str, list[Key]] = {}
@@ -65,10 +58,7 @@ def sample_of(
             by_prefix.setdefault(unknown[key], []).append(key)
     most = max(int(_MOST * len(tasks)), _FEWEST)
     sample: set[Key] = set()
-    for key in sized:
-        if key in ready:
-            sample |= _closure(key, tasks, sample, max(most, len(tasks) // 2) - len(sample))
-    n_sampled = Counter(unknown[key] for key in sample if key in unknown)
+    n_sampled = Counter[str]()
     # In turns, the last prefixes first: what their tasks read is in the sample already when its turn comes.
     turns = deque(
         (prefix, iter(keys)) for prefix, keys in reversed(by_prefix.items()) if len(keys) > 2 * n_threads

@@ -98,16 +98,11 @@ def _sources(graph: Graph, inputs: Iterable[Key]) -> list[Key]:
     return list(found)
 
 
-def parts_and_sources(graph: Graph) -> tuple[set[Key], dict[str, list[Key]]]:
-    """Return the keys of the P2P tasks that come before outputs, and those of the data by shuffle."""
-    parts = {key for key, task in graph.items() if isinstance(task, P2PBarrierTask)}
-    inputs: defaultdict[str, list[Key]] = defaultdict(list)
-    for task in graph.values():
-        name = name_of(task)
-        if isinstance(task, Task) and name in TRANSFERS:
-            parts.add(task.key)
-            inputs[str(task.args[TRANSFERS[name]])].append(task.args[0].key)
-    return parts, {one: _sources(graph, keys) for one, keys in inputs.items()}
+def parts_before_outputs(graph: Graph) -> set[Key]:
+    """Return the keys of the P2P tasks that come before outputs."""
+    return {
+        key for key, task in graph.items() if isinstance(task, P2PBarrierTask) or name_of(task) in TRANSFERS
+    }
 
 
 def unfused(graph: Graph) -> dict[Key, GraphNode]:

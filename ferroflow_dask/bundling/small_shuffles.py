@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
 from dask._task_spec import DataNode, GraphNode, Task
 from dask.typing import Key
-from dask.utils import key_split
 
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
@@ -25,8 +24,6 @@ _MOST_GATHERED, _MOST_GATHERED_S = 32 * 2**20, 0.25
 _MOST_PIECES = 1024
 #: Part of the memory of all workers that the data of a direct shuffle may have: there are two copies of them.
 _DIRECT_SHARE = MEMORY_SHARE / 2
-#: Partitions or chunks of a shuffle that are measured.
-_MEASURED = 3
 
 
 def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
@@ -75,21 +72,6 @@ def plain_keys(graph: shuffles.Graph) -> set[Key]:
     gathered = with_plain_tasks(unfused, lambda _: Choice(0.0, is_plain=True))
     direct = with_plain_tasks(unfused, lambda _: Choice(0.0, is_plain=True, is_direct=True))
     return {*unfused, *gathered.tasks, *direct.tasks}
-
-
-def to_measure(
-    shuffle: str, sources: Sequence[Key], snapshot: Snapshot, graph: shuffles.Graph
-) -> Iterable[Key]:
-    """Return the data of a shuffle from which its size is estimated; none if that is known, or surely large.
-
-    A prefix may stand for data of many sizes, so learned sizes do not show that a shuffle is small.
-    """
-    known = [snapshot.learned.get(key_split(key)) for key in sources]
-    is_large = sum(one.most_nbytes for one in known if one is not None) > most_nbytes(snapshot.cluster)
-    if is_large or (shuffle in snapshot.shuffled and _is_identified(sources, graph)):
-        return ()
-    last = len(sources) - 1
-    return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
 
 
 def most_nbytes(cluster: ClusterProfile, n_pieces: int = 0) -> float:

@@ -28,7 +28,7 @@ from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.rewrite import keys_read, revalidate, rewrite, unchanged
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.bundling.shuffles import parts_and_sources, unfused
+from ferroflow_dask.bundling.shuffles import groups_of, unfused
 from ferroflow_dask.bundling.snapshot import FEATURES, BundleFacts, SentGraph, Snapshot, TaskFacts, outside
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -84,7 +84,12 @@ def rechunked() -> SentGraph:
 
 LINE, LEAVES, PAIRS, P2P = sent(line("inc")), sent(calls("leaf", 30)), sent(pairs()), rechunked()
 FORK = sent(line("inc") | calls("out", 3, "inc-11"))
-SOURCES = [key for group in parts_and_sources(unfused(P2P.tasks))[1].values() for key in group]
+SOURCES = [
+    key
+    for group in groups_of(unfused(P2P.tasks))
+    for shuffle in group
+    for key in shuffle.sources(unfused(P2P.tasks))
+]
 
 
 # Snapshots
@@ -170,10 +175,6 @@ def holds_a_part(plan: Plan) -> bool:
     assert plan.wanted == plan.graph.wanted == held.rest.wanted
     assert not n_barriers(plan.tasks)
     return held.tasks.items() <= plan.tasks.items()
-
-
-def measures(plan: Plan) -> bool:
-    return plan.rest is not None and not plan.tasks.keys().isdisjoint(SOURCES)
 
 
 def shuffles_by_p2p(plan: Plan) -> bool:
@@ -352,7 +353,11 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
         KNOWN,
         lambda plan: plan.held is None and n_barriers(plan.tasks) == 1,
     ),
-    "data of a shuffle of unknown size without stages": (P2P, without("stages", snapshot=NEW), measures),
+    "data of a shuffle of unknown size without stages": (
+        P2P,
+        without("stages", snapshot=NEW),
+        shuffles_by_p2p,
+    ),
     "a shuffle of large data": (
         P2P,
         replace(KNOWN, tasks={SOURCES[0]: TaskFacts(nbytes=2.0**40)}),

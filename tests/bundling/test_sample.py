@@ -122,9 +122,9 @@ def test_later_tasks_come_first_if_there_is_no_room_for_all() -> None:
 @pytest.mark.parametrize("make", COLLECTIONS.values(), ids=COLLECTIONS)
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_a_sample_has_all_that_its_tasks_read(make: Callable[[], object], n_threads: int) -> None:
-    tasks, keys = graph_of(make())
-    found = sample_of(tasks, set(), n_threads, sized=keys)
-    assert found == sample_of(dict(tasks), set(), n_threads, sized=keys)
+    tasks, _ = graph_of(make())
+    found = sample_of(tasks, set(), n_threads)
+    assert found == sample_of(dict(tasks), set(), n_threads)
     assert found <= tasks.keys()
     assert len(found) <= max(8, len(tasks) // 2)
     for key in found:
@@ -145,11 +145,3 @@ def test_tasks_that_cannot_run_now_and_their_readers_are_not_sampled() -> None:
     assert prefixes(found) == dict.fromkeys(("load", "clean", "reduce"), 2 * N_THREADS)
     assert {key.partition("-")[2] for key in found} <= {str(i) for i in range(90, 100)}
     assert sample_of(columns(), set(), N_THREADS, not_now=set(leaves("load", 100))) == set()
-
-
-def test_tasks_whose_sizes_are_needed_are_sampled_however_few_and_well_known_they_are() -> None:
-    tasks = leaves("load", 3) | leaves("other", 3)
-    for known in (set[str](), {"load"}):
-        assert sample_of(tasks, known, N_THREADS, sized=["load-1"]) == {"load-1"}
-    assert sample_of(tasks, set(), N_THREADS, sized=["elsewhere"]) == set()
-    assert sample_of(tasks, set(), N_THREADS, sized=["load-1"], not_now={"load-1"}) == set()
