@@ -152,7 +152,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
 def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
     """Return the plan of a graph with plain shuffles and bundles."""
     tasks, shuffled, kept = graph.tasks, dict[Key, float](), dict[Key, tuple[str, list[Key]]]()
-    pieces = dict[Key, Averages]()
+    pieces, direct = dict[Key, Averages](), set[Key]()
     wanted_now, held, measured = graph.wanted, None, dict[str, float]()
     annotations = {name: dict(by_key) for name, by_key in graph.annotations.items()}
     if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
@@ -161,6 +161,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         if plain.outputs:
             tasks, shuffled = plain.tasks, plain.outputs
             pieces = {key: Averages(_PIECE_S, nbytes, nbytes) for key, nbytes in plain.pieces.items()}
+            direct = {key for key in shuffled if not pieces.keys().isdisjoint(tasks[key].dependencies)}
         common = _common(graph) if "stages" in snapshot.features else None
         if common is not None and (held := held_part(graph, plain, snapshot, token)) is not None:
             for name, value in common.items():  # the tasks of its plan get them from it
@@ -205,7 +206,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         annotations,
         bundles=bundles,
         shuffled=shuffled,
-        reasons=_reasons(shuffled, held),
+        reasons=_reasons(shuffled, direct, held),
         kept_shuffles=kept,
         measured=measured,
         held=held,
@@ -227,10 +228,13 @@ def _common(graph: SentGraph) -> dict[str, Any] | None:
     return found
 
 
-def _reasons(shuffled: Mapping[Key, float], held: Held | None) -> dict[Key, tuple[str, str]]:
+def _reasons(
+    shuffled: Mapping[Key, float], direct: Collection[Key], held: Held | None
+) -> dict[Key, tuple[str, str]]:
     found: dict[Key, tuple[str, str]] = {}
     for key, nbytes in shuffled.items():
-        found[key] = "plain tasks", f"a P2P shuffle of {_in_words(nbytes)}"
+        what = "direct shuffle" if key in direct else "plain tasks"
+        found[key] = what, f"a P2P shuffle of {_in_words(nbytes)}"
     if held is not None:
         found[held.name] = "held", f"until {len(held.inputs)} inputs are complete"
     return found

@@ -355,7 +355,7 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
     ),
     "data of a shuffle of unknown size without stages": (
         P2P,
-        without("stages", snapshot=NEW),
+        without("stages"),
         shuffles_by_p2p,
     ),
     "a shuffle of large data": (

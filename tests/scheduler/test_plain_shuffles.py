@@ -374,15 +374,19 @@ def test_what_is_on_the_scheduler_stays_as_it_is_for_other_graphs(
 
 
 @pytest.mark.cluster
-def test_the_log_of_an_output_says_that_plain_tasks_return_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "what"), [(2**25, "plain tasks"), (inf, "direct shuffle")])
+def test_the_log_of_an_output_says_that_plain_tasks_return_it(
+    limit: float, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take_all_for_short(monkeypatch)
+    limit_shuffles(monkeypatch, limit)
 
     async def test(on: Bundling) -> None:
         held = on.client.persist(shuffled())
         await on.client.compute(held)
         assert not barriers(on)
         decisions = await explain(on.client, next(key for key in on.keys if "p2pshuffle" in str(key)))
-        (reason,) = {one.reason for one in decisions if one.what == "plain tasks"}
+        (reason,) = {one.reason for one in decisions if one.what == what}
         assert reason.startswith("a P2P shuffle of ")
         del held
 
