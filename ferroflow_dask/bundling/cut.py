@@ -163,7 +163,8 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[tuple
     yield "siblings", lambda: [coarse()[0].members[node] for node in coarse()[1]]
     if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
         yield "one bundle", lambda: [list(range(n_pieces))]
-    yield "regions", partial(_regions, work, cluster, partial(pack, in_order=in_order))
+    if max(work.costs_s, default=0.0) >= separate_s(cluster):  # clusters have the short ones of each region
+        yield "regions", partial(_regions, work, cluster, partial(pack, in_order=in_order))
     yield "levels", lambda: _by_level(*coarse(), partial(pack, is_last=False))
     for n in () if is_guess else _CLUSTERS:
         yield f"clusters, {n} a thread", partial(_clustered, work, cluster, n, in_order)
