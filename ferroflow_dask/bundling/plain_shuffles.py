@@ -26,7 +26,9 @@ with suppress(ImportError):  # of private names: without them, shuffles stay wit
 #: Data of so many times the expected size are reported: the next shuffle of them is planned by the new size.
 _DOUBT = 8
 #: Prefixes of the tasks made here.
-OWN_PREFIXES = frozenset({"shuffle-gather", "shuffle-piece", "shuffle-shard", "shuffle-split"})
+OWN_PREFIXES = frozenset(
+    {"shuffle-apart", "shuffle-gather", "shuffle-piece", "shuffle-shard", "shuffle-split"}
+)
 _MERGE_OPTIONS = (
     "how",
     "left_on",
@@ -159,19 +161,24 @@ def _plain(shuffle: Shuffle, is_direct: bool, most_nbytes: float) -> _Plain:
     return make[is_direct](shuffle, most_nbytes)
 
 
-def _splits(shuffle: Shuffle) -> Iterator[tuple[Task, Task]]:
-    """Yield the tasks that split input partitions, each with the transfer in its place."""
+def _splits(shuffle: Shuffle) -> Iterator[tuple[int, Task, Task]]:
+    """Yield the number of each input partition, the task that splits it, and the transfer in its place.
+
+    Keys have the numbers of partitions: graphs with the same shuffle may have only some of them.
+    """
     spec = shuffle.barrier.spec
-    for i, task in enumerate(shuffle.transfers):
-        key: Key = (f"shuffle-split-{spec.id}", i)
+    name = f"shuffle-split-{spec.id}"
+    for task in shuffle.transfers:
         if name_of(task) == "assign_index_merge_transfer":
             frame, on, column, n_partitions, _, partition, is_index = task.args
             arguments = (frame, on, column, n_partitions, partition)
             options = {"is_index": is_index, "drop_column": spec.drop_column}
-            yield Task(key, shuffle_tasks.split_to_merge, *arguments, **options), task
+            split = Task((name, partition), shuffle_tasks.split_to_merge, *arguments, **options)
         else:
             frame, _, partition = task.args
-            yield Task(key, shuffle_tasks.split_frame, frame, spec.column, partition, spec.drop_column), task
+            key, split_frame = (name, partition), shuffle_tasks.split_frame
+            split = Task(key, split_frame, frame, spec.column, partition, spec.drop_column)
+        yield partition, split, task
 
 
 def _partition_of(unpack: Task) -> int:
@@ -180,7 +187,7 @@ def _partition_of(unpack: Task) -> int:
 
 
 def _plain_frames(shuffle: Shuffle, most_nbytes: float) -> _Plain:
-    tasks = list(_splits(shuffle))
+    tasks = [(split, old) for _, split, old in _splits(shuffle)]
     gather = f"shuffle-gather-{shuffle.id}"
     splits = List(*(TaskRef(one.key) for one, _ in tasks))
     tasks.append(
@@ -194,28 +201,25 @@ def _plain_frames(shuffle: Shuffle, most_nbytes: float) -> _Plain:
 
 
 def _direct_frames(shuffle: Shuffle, most_nbytes: float) -> _Plain:
-    splits = list(_splits(shuffle))
-    found = _Plain(shuffle, splits, {})
-    shards: list[tuple[Task, Task]] = []
+    found, inputs = _Plain(shuffle, [], {}), list[tuple[int, TaskRef]]()
+    for partition, split, old in _splits(shuffle):
+        key: Key = (f"shuffle-apart-{shuffle.id}", partition)
+        task = Task(key, shuffle_tasks.split_apart, split.func, *split.args, **split.kwargs)
+        found.tasks.append((task, old))
+        inputs.append((partition, TaskRef(key)))
+    name = f"shuffle-shard-{shuffle.id}"
     for task in shuffle.unpacks:
-        partition = _partition_of(task)
-        own = [
-            Task(
-                (f"shuffle-shard-{shuffle.id}", i, partition),
-                shuffle_tasks.shard_of,
-                TaskRef(split.key),
-                partition,
-            )
-            for i, (split, _) in enumerate(splits)
-        ]
-        shards += [(one, shuffle.barrier) for one in own]
-        found.parts[task.key] = (_checked(shuffle_tasks.direct_shards, shuffle, most_nbytes, own),)
-        found.pieces.extend(one.key for one in own)
-    splits += shards
+        to = _partition_of(task)
+        shards = [Task((name, i, to), shuffle_tasks.shard_of, one, to) for i, one in inputs]
+        found.parts[task.key] = (_taken(found, shards, shuffle_tasks.direct_shards, most_nbytes),)
     return found
 
 
-def _checked(function: Callable[..., Any], shuffle: Shuffle, most_nbytes: float, pieces: list[Task]) -> Task:
+def _taken(found: _Plain, pieces: list[Task], function: Callable[..., Any], most_nbytes: float) -> Task:
+    """Add the pieces of an output, and return the call that takes them and checks their size."""
+    shuffle = found.shuffle
+    found.tasks.extend((one, shuffle.barrier) for one in pieces)
+    found.pieces.extend(one.key for one in pieces)
     refs = List(*(TaskRef(one.key) for one in pieces))
     return Task(None, function, shuffle.id, most_nbytes, len(shuffle.unpacks), refs)
 
@@ -235,14 +239,15 @@ def _plain_rechunk(shuffle: Shuffle, most_nbytes: float) -> _Plain:
 def _direct_rechunk(shuffle: Shuffle, most_nbytes: float) -> _Plain:
     found = _Plain(shuffle, [], {})
     chunks = {task.args[2]: task.args[0] for task in shuffle.transfers}
-    for n, (key, recipe) in enumerate(shuffle.recipes().items()):
-        own = [
-            Task((f"shuffle-piece-{shuffle.id}", n, i), shuffle_tasks.piece_of, chunks[old], slices)
+    recipes = shuffle.recipes()
+    for task in shuffle.unpacks:
+        recipe, name = recipes[task.key], (f"shuffle-piece-{shuffle.id}", *task.args[1])
+        pieces = [
+            Task((*name, i), shuffle_tasks.piece_of, chunks[old], slices)
             for i, (old, slices) in enumerate(shuffle_tasks.parts_of(recipe))
         ]
-        found.tasks.extend((one, shuffle.barrier) for one in own)
-        found.parts[key] = _checked(shuffle_tasks.direct_parts, shuffle, most_nbytes, own), _shape(recipe)
-        found.pieces.extend(one.key for one in own)
+        parts = _taken(found, pieces, shuffle_tasks.direct_parts, most_nbytes)
+        found.parts[task.key] = parts, _shape(recipe)
     return found
 
 

@@ -6,7 +6,7 @@ those that P2P returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: The rows of an input partition, sorted by output partition, and where those of each output partition are.
 #: Slices of a table would each be sent with the buffers of the whole table.
 Pieces = tuple[Any, dict[int, slice]]
-#: Those of one output partition; None if there are none.
+#: Those of one output partition, as a table; None if there are none.
 Shard = Any
 #: Position of a chunk in an array.
 Index = tuple[int, ...]
@@ -107,16 +107,27 @@ def gather_pieces(shuffle: str, most_nbytes: float, split: Sequence[Pieces]) -> 
     return split
 
 
-def shard_of(pieces: Pieces, partition: int) -> Shard:
-    """Return the rows of an input partition that an output partition gets."""
-    table, rows = pieces
-    found = rows.get(partition)
-    return None if found is None else table.slice(found.start, found.stop - found.start)
-
-
 def gathered_shards(gathered: Sequence[Pieces], partition: int) -> list[Shard]:
     """Return the shards of an output partition from what `gather_pieces` returned."""
-    return [shard_of(pieces, partition) for pieces in gathered]
+    found = [(table, rows[partition]) for table, rows in gathered if partition in rows]
+    return [table.slice(rows.start, rows.stop - rows.start) for table, rows in found]
+
+
+def split_apart(split: Callable[..., Pieces], *args: Any, **options: Any) -> dict[int, Shard]:
+    """Return the shards of an input partition, given a function above that splits it, and its arguments.
+
+    Each is a copy. A slice has the size of its table for Dask, and keeps it in memory.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    table, rows = split(*args, **options)
+    return {output: table.take(pa.array(np.arange(one.start, one.stop))) for output, one in rows.items()}
+
+
+def shard_of(shards: Mapping[int, Shard], partition: int) -> Shard:
+    """Return the shard of an output partition."""
+    return shards.get(partition)
 
 
 def direct_shards(
@@ -189,13 +200,14 @@ def gather_chunks(
 
 
 def piece_of(chunk: Any, slices: tuple[slice, ...]) -> Any:
-    """Return the part of an old chunk that a new chunk gets."""
-    return chunk[slices]
+    """Return the part of an old chunk that a new chunk gets: a copy, as a view keeps the chunk in memory."""
+    part = chunk[slices]
+    return part.copy() if part.shape != chunk.shape and hasattr(part, "copy") else part
 
 
 def gathered_parts(chunks: Mapping[Index, Any], recipe: Recipe) -> list[Any]:
     """Return the parts of a new chunk from what `gather_chunks` returned."""
-    return [piece_of(chunks[old], slices) for old, slices in parts_of(recipe)]
+    return [chunks[old][slices] for old, slices in parts_of(recipe)]
 
 
 def parts_of(recipe: Recipe) -> Iterator[tuple[Index, tuple[slice, ...]]]:

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from bundled import Bundling, on_bundling_cluster, take_all_for_short
 from dask._task_spec import Task, TaskRef, cull, execute_graph
+from distributed import wait
 from distributed.shuffle._core import P2PBarrierTask
 from random_shuffles import (
     DIRECT,
@@ -64,6 +65,10 @@ def joined(**columns: Any) -> Any:
 
 def rechunked() -> Any:
     return da.arange(400, chunks=20).reshape(20, 20).rechunk((20, 4)) + 1
+
+
+def wide() -> Any:
+    return da.arange(8000, chunks=800).reshape(20, 400).rechunk((20, 40))
 
 
 def always(_: list[Shuffle]) -> Choice:
@@ -137,6 +142,24 @@ def test_each_output_of_a_direct_shuffle_has_a_piece_of_each_input(
     gathered = execute_graph(cull(with_plain_tasks(tasks, always).tasks, keys), keys=keys)
     for key, value in execute_graph(cull(found.tasks, keys), keys=keys).items():
         assert_same(value, gathered[key])
+
+
+@pytest.mark.parametrize("choice", [GATHERED, DIRECT], ids=["gathered", "direct"])
+def test_graphs_with_some_chunks_of_a_rechunk_have_the_same_tasks_under_the_same_keys(choice: Choice) -> None:
+    whole = with_plain_tasks(unfused(graph_of(wide())[0]), lambda _: choice).tasks
+    for part in (wide()[:, 200:], wide()[5:, ::-1]):
+        graph, keys = graph_of(part)
+        tasks = cull(with_plain_tasks(unfused(cull(graph, keys)), lambda _: choice).tasks, keys)
+        own = {key for key in tasks.keys() & whole.keys() if "shuffle-" in str(key)}
+        assert own
+        for key in own:
+            assert tasks[key].func is whole[key].func  # type: ignore[attr-defined]
+            assert _without_limits(tasks[key]) == _without_limits(whole[key])
+
+
+def _without_limits(task: Any) -> list[Any]:
+    """Return the arguments of a task without the size above which it reports."""
+    return [one for one in task.args if not isinstance(one, float)]
 
 
 @pytest.mark.parametrize("choice", [GATHERED, DIRECT], ids=["gathered", "direct"])
@@ -340,6 +363,22 @@ def test_data_of_far_more_than_the_known_size_are_reported_and_shuffled_by_p2p_t
         assert {f"shuffle-barrier-{one}" for one in real} <= barriers(on)
 
     on_cluster_with_stock_first([collection], test)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("limit", [2**25, inf], ids=["gathered", "direct"])
+def test_two_graphs_with_other_outputs_of_one_rechunk(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_shuffles(monkeypatch, limit)
+
+    async def test(on: Bundling) -> None:
+        source = on.client.persist(da.arange(8000, chunks=2000).reshape(20, 400).rechunk((5, 400)))
+        await wait(source)
+        both = source.rechunk((20, 40))
+        halves = [both[:, :200], both[:, 200:]]
+        values = await on.client.gather([on.client.compute(half) for half in halves])
+        assert np.array_equal(np.hstack(values), np.arange(8000).reshape(20, 400))
+
+    on_bundling_cluster(test)
 
 
 @pytest.mark.cluster
