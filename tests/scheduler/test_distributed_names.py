@@ -17,7 +17,7 @@ from distributed import scheduler, stealing
 from distributed.shuffle import _arrow, _core, _merge, _rechunk, _shuffle
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask.bundling import shuffles
+from ferroflow_dask.bundling import plain_shuffles, shuffles
 from ferroflow_dask.scheduler import _distributed
 
 #: The functions of P2P tasks.
@@ -89,18 +89,18 @@ def test_placement_goes_through_the_instance() -> None:
 
 
 def test_p2p_has_the_functions_that_plain_tasks_replace() -> None:
-    assert {function.__name__ for function in _TRANSFERS} == shuffles._TRANSFERS.keys()
-    assert {function.__name__ for function in _UNPACKS} == shuffles._UNPACKS.keys()
+    assert {function.__name__ for function in _TRANSFERS} == shuffles.TRANSFERS.keys()
+    assert {function.__name__ for function in _UNPACKS} == shuffles.UNPACKS.keys()
     assert all(function.__module__.startswith(shuffles._MODULES) for function in (*_TRANSFERS, *_UNPACKS))
 
 
 @pytest.mark.parametrize("function", [*_TRANSFERS, *_UNPACKS], ids=lambda one: one.__name__)
 def test_the_identifiers_of_shuffles_are_where_we_read_them(function: Callable[..., object]) -> None:
     names, name = [*inspect.signature(function).parameters], function.__name__
-    if name in shuffles._TRANSFERS:
-        assert names[shuffles._TRANSFERS[name]] == "id"
+    if name in shuffles.TRANSFERS:
+        assert names[shuffles.TRANSFERS[name]] == "id"
     else:
-        found = [names[i] for i in shuffles._UNPACKS[name]]
+        found = [names[i] for i in shuffles.UNPACKS[name]]
         assert found == (["id"] if len(found) == 1 else ["shuffle_id_left", "shuffle_id_right"])
 
 
@@ -119,7 +119,7 @@ def test_the_identifiers_of_shuffles_are_where_we_read_them(function: Callable[.
             _merge.merge_unpack,
             [
                 *("shuffle_id_left", "shuffle_id_right", "output_partition", "barrier_left", "barrier_right"),
-                *shuffles._MERGE_OPTIONS,
+                *plain_shuffles._MERGE_OPTIONS,
             ],
         ),
         (_arrow.check_dtype_support, ["meta_input"]),
