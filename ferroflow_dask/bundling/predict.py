@@ -86,8 +86,9 @@ def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
     costs_s = [sum([work.costs_s[i] for i in pieces]) for pieces in cut]
     timeline = run_listed(TaskGraph(costs_s, reads.inputs(apart)), Machine.of_profile(cluster))
     nbytes = timeline.nbytes_moved + _fetched_nbytes(work, cut)
-    n_tasks = len(cut) + sum(len(reads.exports[task]) for task in apart)
-    return Prediction(max(timeline.makespan_s, shortest_s(work, n_tasks, cluster)), len(cut), nbytes)
+    values_s = cluster.task_s * sum(len(reads.exports[task]) for task in apart)
+    least_s = shortest_s(work, len(cut), cluster) + values_s
+    return Prediction(max(timeline.makespan_s, least_s), len(cut), nbytes)
 
 
 def values_apart(work: Work, cut: Cut, cluster: ClusterProfile) -> set[int]:
@@ -129,7 +130,7 @@ class Reads:
     def apart(self, cluster: ClusterProfile) -> set[int]:
         """Return the bundles of which each result should have a key of its own.
 
-        A key costs the scheduler a task, and spares what its reader does not need.
+        A key costs the scheduler a task, but no thread. It spares what a reader does not need.
         """
         spared: dict[int, int] = {}
         for read in self._read:
@@ -144,7 +145,7 @@ class Reads:
         return {
             task
             for task, nbytes in spared.items()
-            if nbytes > len(self.exports[task]) * cluster.added_s * cluster.bandwidth
+            if nbytes > len(self.exports[task]) * cluster.task_s * cluster.bandwidth
         }
 
     def inputs(self, apart: Collection[int]) -> list[dict[int, int]]:

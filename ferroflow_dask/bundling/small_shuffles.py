@@ -63,7 +63,7 @@ def _is_direct(nbytes: float, n_pieces: int, cluster: ClusterProfile) -> bool:
     if n_pieces > _MOST_PIECES:
         return False
     gathered_s = nbytes * (len(cluster.threads) - 1) / cluster.bandwidth
-    return nbytes > _most_gathered(cluster) or gathered_s > n_pieces * cluster.added_s
+    return nbytes > _most_gathered(cluster) or gathered_s > n_pieces * cluster.task_s
 
 
 def plain_keys(graph: shuffles.Graph) -> set[Key]:
