@@ -185,11 +185,17 @@ def _library(
     assumes_library: bool,
 ) -> set[int]:
     """Return the positions of the tasks of unknown prefixes that call library functions only, or our own."""
-    isolation = Isolation()
-    unknown = [i for i, prefix in enumerate(prefixes) if prefix not in learned]
+    unknown = set(prefixes).difference(learned)
     if not assumes_library:
-        unknown = [i for i in unknown if prefixes[i] in OWN_PREFIXES]
-    return {i for i in unknown if isolation.calls_library_only(tasks[keys[i]])}
+        unknown &= OWN_PREFIXES
+    if not unknown:
+        return set()
+    isolation = Isolation()
+    return {
+        i
+        for i, prefix in enumerate(prefixes)
+        if prefix in unknown and isolation.calls_library_only(tasks[keys[i]])
+    }
 
 
 def _written(

@@ -102,16 +102,16 @@ class GraphMemory:
                 if i in self.wanted:
                     need.wanted_nbytes += self.nbytes[i]
                 for j in self.edges[i]:
-                    if bundle_of[j] != n:
-                        if j not in apart:
-                            need.inputs[bundle_of[j]] = needs[bundle_of[j]].result_nbytes
-                        elif j not in seen:
-                            seen.add(j)
-                            need.inputs[bundle_of[j]] = need.inputs.get(bundle_of[j], 0.0) + self.nbytes[j]
-                        continue
-                    unread[j] -= 1
-                    if not unread[j]:
-                        need.result_nbytes -= self.nbytes[j]
+                    source = bundle_of[j]
+                    if source == n:
+                        unread[j] -= 1
+                        if not unread[j]:
+                            need.result_nbytes -= self.nbytes[j]
+                    elif j not in apart:
+                        need.inputs[source] = needs[source].result_nbytes
+                    elif j not in seen:
+                        seen.add(j)
+                        need.inputs[source] = need.inputs.get(source, 0.0) + self.nbytes[j]
                 if not unread[i]:
                     need.result_nbytes -= self.nbytes[i]
             awaited = [

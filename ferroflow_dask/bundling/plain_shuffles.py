@@ -231,7 +231,7 @@ def _plain_rechunk(shuffle: Shuffle, most_nbytes: float) -> _Plain:
     task = Task(gather, shuffle_tasks.gather_chunks, shuffle.id, most_nbytes, chunks, indices)
     parts = {
         key: (Task(None, shuffle_tasks.gathered_parts, TaskRef(gather), recipe), _shape(recipe))
-        for key, recipe in shuffle.recipes().items()
+        for key, recipe in shuffle.recipes.items()
     }
     return _Plain(shuffle, [(task, shuffle.barrier)], parts)
 
@@ -239,9 +239,8 @@ def _plain_rechunk(shuffle: Shuffle, most_nbytes: float) -> _Plain:
 def _direct_rechunk(shuffle: Shuffle, most_nbytes: float) -> _Plain:
     found = _Plain(shuffle, [], {})
     chunks = {task.args[2]: task.args[0] for task in shuffle.transfers}
-    recipes = shuffle.recipes()
     for task in shuffle.unpacks:
-        recipe, name = recipes[task.key], (f"shuffle-piece-{shuffle.id}", *task.args[1])
+        recipe, name = shuffle.recipes[task.key], (f"shuffle-piece-{shuffle.id}", *task.args[1])
         pieces = [
             Task((*name, i), shuffle_tasks.piece_of, chunks[old], slices)
             for i, (old, slices) in enumerate(shuffle_tasks.parts_of(recipe))

@@ -36,7 +36,7 @@ from ferroflow_dask.bundling.stages import Held, held_part
 
 #: Smaller graphs run as they come [tasks].
 FEWEST = 10
-#: Duration of a task that yields a piece of a direct shuffle: a view of a part of its input [s].
+#: Duration of a task that yields a piece of a direct shuffle: it looks up a shard, or copies a part [s].
 _PIECE_S = 2e-5
 #: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
 INHERITED = frozenset({"priority", "span"})
@@ -44,10 +44,11 @@ INHERITED = frozenset({"priority", "span"})
 
 def keys_read(graph: SentGraph) -> set[Key]:
     """Return the keys of which `rewrite` needs facts: the graph's, its inputs, and those of shuffles."""
-    tasks, has_p2p = dict(graph.tasks), shuffles.has_p2p(graph.tasks)
-    if has_p2p:
-        tasks |= shuffles.unfused(tasks)
-    return outside(tasks).union(tasks, plain_keys(graph.tasks) if has_p2p else ())
+    tasks, plain = dict(graph.tasks), set[Key]()
+    if shuffles.has_p2p(tasks):
+        tasks |= (unfused := shuffles.unfused(tasks))
+        plain = plain_keys(unfused)
+    return outside(tasks).union(tasks, plain)
 
 
 def rewrite(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dask._task_spec import Alias, GraphNode, Task
@@ -62,9 +63,10 @@ class Shuffle:
         """Pieces of inputs that outputs get."""
         spec = self.barrier.spec
         if hasattr(spec, "old"):
-            return sum(math.prod(map(len, recipe)) for recipe in self.recipes().values())
+            return sum(math.prod(map(len, recipe)) for recipe in self.recipes.values())
         return len(self.transfers) * len(self.unpacks)
 
+    @cached_property
     def recipes(self) -> dict[Key, Recipe]:
         """Return which parts of old chunks each output of a rechunk consists of."""
         from dask.array.rechunk import old_to_new

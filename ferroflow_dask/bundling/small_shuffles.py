@@ -59,19 +59,26 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
 
 
 def _is_direct(nbytes: float, n_pieces: int, cluster: ClusterProfile) -> bool:
-    """Return whether a direct shuffle is faster than a task that gathers all pieces."""
-    if n_pieces > _MOST_PIECES:
+    """Return whether a direct shuffle is possible, and faster than a task that gathers all pieces."""
+    if not _may_be_direct(n_pieces):
         return False
     gathered_s = nbytes * (len(cluster.threads) - 1) / cluster.bandwidth
     return nbytes > _most_gathered(cluster) or gathered_s > n_pieces * cluster.task_s
 
 
-def plain_keys(graph: shuffles.Graph) -> set[Key]:
-    """Return the keys of a graph with plain tasks in place of all P2P shuffles, in each form."""
-    unfused = shuffles.unfused(graph)
+def _may_be_direct(n_pieces: int) -> bool:
+    return n_pieces <= _MOST_PIECES
+
+
+def plain_keys(unfused: shuffles.Graph) -> set[Key]:
+    """Return the keys of a graph with plain tasks in place of all P2P shuffles, in each possible form."""
+
+    def direct(group: list[shuffles.Shuffle]) -> Choice:
+        may_be = _may_be_direct(sum(shuffle.n_pieces for shuffle in group))
+        return Choice(0.0, is_plain=True, is_direct=may_be)
+
     gathered = with_plain_tasks(unfused, lambda _: Choice(0.0, is_plain=True))
-    direct = with_plain_tasks(unfused, lambda _: Choice(0.0, is_plain=True, is_direct=True))
-    return {*unfused, *gathered.tasks, *direct.tasks}
+    return {*gathered.tasks, *with_plain_tasks(unfused, direct).tasks}
 
 
 def most_nbytes(cluster: ClusterProfile, n_pieces: int = 0) -> float:
@@ -84,7 +91,7 @@ def most_nbytes(cluster: ClusterProfile, n_pieces: int = 0) -> float:
         That outputs get.
     """
     direct = _DIRECT_SHARE * cluster.memory_nbytes * len(cluster.threads)  # none if memory is unknown
-    return max(_most_gathered(cluster), direct if n_pieces <= _MOST_PIECES else 0.0)
+    return max(_most_gathered(cluster), direct if _may_be_direct(n_pieces) else 0.0)
 
 
 def _most_gathered(cluster: ClusterProfile) -> float:

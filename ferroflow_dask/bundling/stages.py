@@ -26,8 +26,6 @@ from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 
 #: Plain tasks of a size that no data exceed: they report none.
 _PLAIN = Choice(2.0**60, is_plain=True)
-
-
 #: Shuffles, together if they are the sides of a join.
 Groups = Sequence[Sequence[shuffles.Shuffle]]
 
@@ -123,22 +121,17 @@ def _held_shuffles(plain: PlainShuffles) -> Groups:
 
     If one side of a join is large and the other one is late, the large one would wait in memory.
     """
-    found = plain.unknown
+    if not plain.large:
+        return plain.unknown
+    parts = [{one.key for each in group for one in (each.barrier, *each.transfers)} for group in plain.large]
+    found = [(group, _late([group], plain.tasks)) for group in plain.unknown]
     while found:
-        late = _late(found, plain.tasks)
-        whole = [_late([group], plain.tasks) for group in found]
-        parts = [
-            {one.key for each in group for one in (each.barrier, *each.transfers)} for group in plain.large
-        ]
+        late = set[Key]().union(*(behind for _, behind in found))
         divided = [part for part in parts if not part.isdisjoint(late) and not part <= late]
         if not divided:
             break
-        found = [
-            group
-            for group, behind in zip(found, whole, strict=True)
-            if all(part.isdisjoint(behind) for part in divided)
-        ]
-    return found
+        found = [one for one in found if all(part.isdisjoint(one[1]) for part in divided)]
+    return [group for group, _ in found]
 
 
 def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot: Snapshot) -> Bundle:
