@@ -86,17 +86,18 @@ class Choice:
         Whether each output has its own piece of each input.
     is_unknown : bool, optional
         Whether it stays because the size is unknown.
+    most_nbytes : float, optional
+        More data, and more than expected, are reported [B].
     """
 
     nbytes: float = inf
     is_plain: bool = False
     is_direct: bool = False
     is_unknown: bool = False
+    most_nbytes: float = inf
 
 
-def with_plain_tasks(
-    graph: Graph, choose: Callable[[list[Shuffle]], Choice], most_nbytes: float = inf
-) -> PlainShuffles:
+def with_plain_tasks(graph: Graph, choose: Callable[[list[Shuffle]], Choice]) -> PlainShuffles:
     """Replace P2P shuffles by plain tasks.
 
     Parameters
@@ -105,8 +106,6 @@ def with_plain_tasks(
         From `unfused`.
     choose : callable
         Takes a shuffle, or both if they are the sides of a join.
-    most_nbytes : float, optional
-        More data, and more than expected, are reported [B].
     """
     found = PlainShuffles(dict(graph))
     for group in groups_of(graph):
@@ -116,7 +115,7 @@ def with_plain_tasks(
             (found.unknown if choice.is_unknown else found.large).append(group)
             continue
         nbytes = choice.nbytes
-        reported_nbytes = max(nbytes, min(_DOUBT * nbytes, most_nbytes))
+        reported_nbytes = max(nbytes, min(_DOUBT * nbytes, choice.most_nbytes))
         for shuffle in group:
             for old in (shuffle.barrier, *shuffle.transfers):
                 del found.tasks[old.key]

@@ -47,15 +47,19 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
         if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
             return Choice()  # the scheduler has them as P2P tasks, or the client wants one
         n_pieces = sum(shuffle.n_pieces for shuffle in group)
+        most = most_nbytes(cluster, n_pieces)
         if not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs):
-            return Choice(min(nbytes, _MOST_GATHERED), is_plain=True)  # the scheduler has them as plain tasks
-        if nbytes > most_nbytes(cluster, n_pieces):
+            # The scheduler has them as plain tasks.
+            return Choice(min(nbytes, _MOST_GATHERED), is_plain=True, most_nbytes=most)
+        if nbytes > most:
             return Choice()
         if is_unknown:
             return Choice(is_unknown=True)
-        return Choice(nbytes, is_plain=True, is_direct=_is_direct(nbytes, n_pieces, cluster))
+        return Choice(
+            nbytes, is_plain=True, is_direct=_is_direct(nbytes, n_pieces, cluster), most_nbytes=most
+        )
 
-    return replace(with_plain_tasks(plain, choose, most_nbytes(cluster)), measured=measured)
+    return replace(with_plain_tasks(plain, choose), measured=measured)
 
 
 def _is_direct(nbytes: float, n_pieces: int, cluster: ClusterProfile) -> bool:
@@ -81,13 +85,13 @@ def plain_keys(unfused: shuffles.Graph) -> set[Key]:
     return {*gathered.tasks, *with_plain_tasks(unfused, direct).tasks}
 
 
-def most_nbytes(cluster: ClusterProfile, n_pieces: int = 0) -> float:
+def most_nbytes(cluster: ClusterProfile, n_pieces: int) -> float:
     """Return the size up to which a shuffle becomes plain tasks [B].
 
     Parameters
     ----------
     cluster : ClusterProfile
-    n_pieces : int, optional
+    n_pieces : int
         That outputs get.
     """
     direct = _DIRECT_SHARE * cluster.memory_nbytes * len(cluster.threads)  # none if memory is unknown

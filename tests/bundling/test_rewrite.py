@@ -15,6 +15,8 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
+import pandas as pd
 import pytest
 from dask._task_spec import Alias, DataNode, List, Task, TaskRef
 from dask.utils import key_split
@@ -572,6 +574,16 @@ def layered_case(seed: int) -> tuple[SentGraph, Snapshot]:
     learned = {prefix: random_averages(rng) for prefix in "abc" if rng.random() < 0.9}
     cluster = ClusterProfile((1,) * rng.choice([1, 4, 8]), memory_nbytes=rng.choice([0, 10**8]))
     return sent(tasks, *rng.sample([*tasks], 2)), Snapshot(cluster, learned, facts, has_idle_threads=True)
+
+
+@pytest.mark.parametrize(("n", "n_pieces"), [(20, 400), (40, 0)])
+def test_a_shuffle_of_too_many_pieces_has_no_keys_for_them(n: int, n_pieces: int) -> None:
+    rows = dd.from_pandas(pd.DataFrame({"key": range(n)}), npartitions=n, sort=False)
+    with dask.config.set({"dataframe.shuffle.method": "p2p"}):
+        graph, keys = graph_of(rows.shuffle("key"))
+    found = keys_read(SentGraph(graph, frozenset(keys)))
+    assert sum("shuffle-shard" in str(key) for key in found) == n_pieces
+    assert any("shuffle-gather" in str(key) for key in found)
 
 
 def print_plans() -> None:
