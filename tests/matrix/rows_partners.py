@@ -149,17 +149,21 @@ class Meeting:
     """An actor at which tasks meet."""
 
     def __init__(self) -> None:
-        self.n = 0
+        self._n = 0
 
     def arrive(self) -> int:
         """Count a task."""
-        self.n += 1
-        return self.n
+        self._n += 1
+        return self._n
+
+    def arrived(self) -> int:
+        """Return how many tasks were counted."""
+        return self._n
 
 
 def _meet(x: int, meeting: Any, waiting: int, n: int) -> Any:
     if x == waiting:
-        return wait_until(lambda: meeting.n >= n - 1)
+        return wait_until(lambda: meeting.arrived().result() >= n - 1)
     meeting.arrive().result()
     return x
 
@@ -173,7 +177,7 @@ def _meet(x: int, meeting: Any, waiting: int, n: int) -> Any:
 def actors(trial: Trial) -> Any:
     meeting = trial.client.submit(Meeting, actor=True).result()
     values = trial.client.gather(trial.client.map(_meet, range(40), meeting=meeting, waiting=3, n=40))
-    return values, meeting.n
+    return values, meeting.arrived().result()
 
 
 def _talk(x: int, folder: str, port: int, waiting: int) -> Any:
