@@ -147,7 +147,7 @@ def replicas(trial: Trial) -> Any:
     client.replicate(futures[:4], n=len(trial.workers))
     copies = [len(addresses) for addresses in client.who_has(futures[:4]).values()]
     client.rebalance(futures)
-    sizes = client.nbytes(futures, summary=False)
+    sizes = client.nbytes([future.key for future in futures], summary=False)
     running = client.amm.running()
     client.amm.start()
     client.amm.run_once()

@@ -207,6 +207,8 @@ def map_fifo_timeout(trial: Trial) -> Any:
 class Counter:
     """An actor."""
 
+    n = 0  # clients read attributes that the class has
+
     def __init__(self, start: int) -> None:
         self.n = start
 

@@ -48,7 +48,7 @@ def topics(trial: Trial) -> Any:
         values,
         seen,
         [msg for _, msg in client.get_events("matrix-own")][-3:],
-        [type(found).__name__ for found in map(client.get_events, trial.workers())],
+        [type(found).__name__ for found in map(client.get_events, trial.workers)],
     )
 
 

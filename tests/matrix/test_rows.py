@@ -41,6 +41,7 @@ def test_the_program_observes_what_it_observes_in_stock(
 ) -> None:
     stock = results(name, STOCK)
     assert not stock.hangs
+    assert not stock.raises, stock.observed
     problem = problem_of(ROWS[name], stock, results(name, policy), policy)
     if problem is not None and ROWS[name].is_timed:
         warnings.warn(f"{name}: {problem}", stacklevel=1)

@@ -105,6 +105,11 @@ class Result:
     hangs: bool = False
     divisions: int = 0
 
+    @property
+    def raises(self) -> bool:
+        """Whether the program raised an exception."""
+        return isinstance(self.observed, tuple) and self.observed[:1] == (_RAISES,)
+
 
 def has_divided(extension: Any) -> int:
     """Return how many bundles have been divided or split since the extension started."""
@@ -284,7 +289,7 @@ def problem_of(row: Row, stock: Result, other: Result, policy: str) -> str | Non
     """Return how a trial breaks the promise of a row; None if it does not."""
     if other.hangs and not stock.hangs:
         return "hangs"
-    if _raises(other) and not _raises(stock):
+    if other.raises and not stock.raises:
         return f"raises {other.observed[1]}"
     found = row.compare(stock.observed, other.observed)
     if found is not None:
@@ -292,10 +297,6 @@ def problem_of(row: Row, stock: Result, other: Result, policy: str) -> str | Non
     if policy == BUNDLES:
         return _problem_of_bundles(row, stock.n_tasks, other.bundled)
     return f"{len(other.bundled)} tasks in bundles" if policy == PLAIN and other.bundled else None
-
-
-def _raises(result: Result) -> bool:
-    return isinstance(result.observed, tuple) and result.observed[:1] == (_RAISES,)
 
 
 def _problem_of_bundles(row: Row, n_tasks: int, bundled: set[str]) -> str | None:
