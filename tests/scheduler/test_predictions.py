@@ -16,7 +16,7 @@ from ferroflow_dask.scheduler import install
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.graphs import arrivals
 
-N, EACH_S = 100, 0.02
+N, EACH_S = 100, 0.05
 
 
 @pytest.fixture(scope="module")
