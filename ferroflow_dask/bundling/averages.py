@@ -16,7 +16,7 @@ _SMALL_NBYTES = 2**14
 #: Their class.
 SMALL_CLASS = _SMALL_NBYTES.bit_length()
 #: Assumed of a task that calls library functions only: duration without data [s], and data in a second [B/s].
-_LIBRARY_S, _LIBRARY_RATE = 2e-4, 1e8
+_LIBRARY_S, _LIBRARY_RATE = 2e-4, 5e8
 #: Bound on the ratio of a duration to one that was learned of another size.
 _MOST_SCALED = 8.0
 
@@ -170,8 +170,7 @@ def expected(
     crowding : float, optional
         Threads for each core, at least 1.
     library : collection of int, optional
-        Positions of the tasks that call library functions only. If nothing is known of one, its duration and
-        size follow from its data.
+        Positions of the tasks whose duration and size follow from their data, if nothing else is known.
     """
     found = Expected([], [], [], [], [], [])
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):

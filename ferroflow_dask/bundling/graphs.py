@@ -14,6 +14,7 @@ from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX
+from ferroflow_dask.bundling.assumed import assumed_tasks
 from ferroflow_dask.bundling.averages import Averages, expected
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, SHARED, best_cut
@@ -22,7 +23,6 @@ from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, lone_tasks
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
-from ferroflow_dask.bundling.plain_shuffles import OWN_PREFIXES
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, values_apart
 from ferroflow_dask.bundling.repeats import Measured, shape_of
 from ferroflow_dask.bundling.results import Place, value_of
@@ -71,7 +71,6 @@ def bundle_graph(
     holders: Mapping[Key, Collection[str]] | None = None,
     repeats: Mapping[int, Measured] | None = None,
     may_try: bool = False,
-    assumes_library: bool = False,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -109,8 +108,6 @@ def bundle_graph(
         Measured durations of graphs by shape and cut.
     may_try : bool, optional
         As in `best_cut`.
-    assumes_library : bool, optional
-        Whether durations are assumed of unknown tasks that call library functions only.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -123,6 +120,7 @@ def bundle_graph(
     ]
     sizes, holders = outside_nbytes or {}, holders or {}
     by_prefix: dict[str, Averages | None] = {prefix: learned.get(prefix) for prefix in set(prefixes)}
+    unknown = {prefix for prefix, one in by_prefix.items() if one is None and prefix not in learned}
     of_tasks = expected(
         [tasks[key] for key in keys],
         [(by_key or {}).get(key, by_prefix[prefix]) for key, prefix in zip(keys, prefixes, strict=True)],
@@ -131,7 +129,7 @@ def bundle_graph(
         declared_nbytes or {},
         guess_s=GUESS * cluster.added_s,
         crowding=cluster.crowding,
-        library=_library(tasks, keys, prefixes, learned, assumes_library),
+        library={position[key] for key in assumed_tasks(tasks, unknown)},
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)
@@ -175,27 +173,6 @@ def bundle_graph(
             order = _places_in_order(bundles, position)
             return BundledGraph(written, rewritten, order, replace(prediction, shape=shape))
         work = replace(work, alone=frozenset(work.alone).union([position[key] for key in failed]))
-
-
-def _library(
-    tasks: Tasks,
-    keys: Sequence[Key],
-    prefixes: Sequence[str],
-    learned: Mapping[str, Averages | None],
-    assumes_library: bool,
-) -> set[int]:
-    """Return the positions of the tasks of unknown prefixes that call library functions only, or our own."""
-    unknown = set(prefixes).difference(learned)
-    if not assumes_library:
-        unknown &= OWN_PREFIXES
-    if not unknown:
-        return set()
-    isolation = Isolation()
-    return {
-        i
-        for i, prefix in enumerate(prefixes)
-        if prefix in unknown and isolation.calls_library_only(tasks[keys[i]])
-    }
 
 
 def _written(

@@ -25,10 +25,6 @@ with suppress(ImportError):  # of private names: without them, shuffles stay wit
 
 #: Data of so many times the expected size are reported: the next shuffle of them is planned by the new size.
 _DOUBT = 8
-#: Prefixes of the tasks made here.
-OWN_PREFIXES = frozenset(
-    {"shuffle-apart", "shuffle-gather", "shuffle-piece", "shuffle-shard", "shuffle-split"}
-)
 _MERGE_OPTIONS = (
     "how",
     "left_on",

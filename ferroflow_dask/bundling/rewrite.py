@@ -290,7 +290,6 @@ def _cut(
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
         repeats=snapshot.repeats,
         may_try=not graph.is_urgent,
-        assumes_library=graph.is_late,
     )
 
 

@@ -9,6 +9,7 @@ from dask.core import toposort
 from dask.typing import Key
 from dask.utils import key_split
 
+from ferroflow_dask.bundling.assumed import assumed_prefixes
 from ferroflow_dask.bundling.fixed import Tasks
 from ferroflow_dask.bundling.sequence import NO_WORK
 
@@ -34,7 +35,8 @@ def sample_of(
     tasks : mapping of Key to GraphNode
         Dependencies that are not in it exist already.
     known : container of str
-        Prefixes of which durations are known, or that are not bundled anyway.
+        Prefixes of which durations are known, or that are not bundled anyway. Those of which durations can be
+        assumed count as known.
     n_threads : int
     not_now : collection of Key, optional
         Tasks that cannot run in a sample, nor can those that read them.
@@ -45,7 +47,8 @@ def sample_of(
         Empty if a sample does not pay.
     """
     prefixes = {key: key_split(key) for key, task in tasks.items() if not isinstance(task, NO_WORK)}
-    unknown_prefixes = {prefix for prefix in set(prefixes.values()) if prefix not in known}
+    n_unknown = {prefix: n for prefix, n in Counter(prefixes.values()).items() if prefix not in known}
+    unknown_prefixes = n_unknown.keys() - assumed_prefixes(tasks, n_unknown, _FEWEST * n_threads)
     if not unknown_prefixes:
         return set()
     unknown = {key: prefix for key, prefix in prefixes.items() if prefix in unknown_prefixes}
