@@ -45,6 +45,8 @@ def assumed_prefixes(tasks: Mapping[Key, GraphNode], unknown: Mapping[str, int],
         Of prefixes with so many tasks, the durations are worth a sample.
     """
     found = {prefix for prefix, n in unknown.items() if n < fewer}
+    if not found:
+        return found
     assumed = assumed_tasks(tasks, found)
     for key, task in tasks.items():
         if key not in assumed and not isinstance(task, NO_WORK):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ferroflow_dask.bench.machine import stamp
-from ferroflow_dask.bench.public.base import Options, Suite, programs_of
+from ferroflow_dask.bench.public.base import SKIPPED, Options, Suite, programs_of
 from ferroflow_dask.bench.public.host import AUTO
 from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import Rules
@@ -81,12 +81,15 @@ def rows_of(suites: Sequence[Suite], options: Options, rules: Rules, file: Path)
     present = read_rows([file], may_be_empty=True) if file.exists() else Rows(())
     _check_setting(present, file)
     done = {identity_of(row) for row in present if row.status == OK}
+    # These are tried again: what they lacked may be there by now.
+    skipped = {(identity_of(row), row.status) for row in present if row.status.startswith(SKIPPED)}
     n_runs = rules.n_runs * sum(not one.skipped for one in programs)
     with _progress(max(0, n_runs - len(done))) as (step, advance):
         n_made = 0
         try:
             for row in run_suites(suites, options, rules, done=done, on_step=step):
-                append_row(file, row)
+                if (identity_of(row), row.status) not in skipped:
+                    append_row(file, row)
                 n_made += row.status == OK
                 advance(row)
         except KeyboardInterrupt as error:

@@ -300,6 +300,26 @@ def test_broken_runs_fail_the_command_and_are_made_again(
     assert len(rows_of(file)) == 6 + 2
 
 
+def test_a_run_that_goes_on_adds_a_program_that_is_skipped_once(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    made = [BenchRecord(**fields) for fields in rows_of(measured)]
+    lacks = replace(made[0], workload="absent", status="skipped: it needs a moon")
+    found = [*made, lacks]
+
+    def run_suites(*_: Any, done: Collection[str], **options: Any) -> Iterator[BenchRecord]:
+        yield from (one for one in found if identity_of(one) not in done)
+
+    monkeypatch.setattr(runs, "run_suites", run_suites)
+    for _ in range(2):
+        ferroflow("bench", "run", *TINY, "--rows", file)
+        assert len(rows_of(file)) == 6 + 1
+    found[-1] = replace(lacks, status="skipped: it needs a sun")
+    ferroflow("bench", "run", *TINY, "--rows", file)
+    assert [one["status"] for one in rows_of(file)][6:] == [lacks.status, found[-1].status]
+
+
 def test_all_workloads_are_listed() -> None:
     listed = answer("bench", "list").stdout
     assert "stencil_1d (task-bench): " in listed
