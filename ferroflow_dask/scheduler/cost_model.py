@@ -180,7 +180,10 @@ class CostModel:
                 one.mean_nbytes += weight * (nbytes - one.mean_nbytes)
                 one.most_nbytes = max(float(nbytes), _SHRINKING * one.most_nbytes)
                 if one.core_share is not None and self.crowding > 1:
-                    pass  # bundles know better than single tasks how long it is on free cores
+                    # Bundles know better than single tasks how long it is on free cores. But it is no longer
+                    # than measured: tasks that seem too long for bundles have only this correction.
+                    if seconds < one.mean_s:
+                        one.mean_s += _FAST_WEIGHT * (seconds - one.mean_s)
                 elif not is_cold:
                     one.n_warm += 1
                     one.mean_s += max(_WEIGHT, 1 / one.n_warm) * (seconds - one.mean_s)

@@ -302,6 +302,12 @@ def test_bundles_report_which_part_of_their_steps_ran_on_a_core() -> None:
     # Single tasks wait for cores, and do not say for how long.
     costs.record(task("spin"), 1.0, 8, "a")
     assert costs.of_prefix("spin") == spin
+    # But none takes longer than it was measured. Tasks that seem too long for bundles are measured alone.
+    for _ in range(30):
+        costs.record(task("spin"), 0.0002, 8, "a")
+    again = costs.of_prefix("spin")
+    assert again is not None
+    assert (again.duration_s, again.core_share) == pytest.approx((0.0002, spin.core_share), rel=0.1)
 
 
 def test_reported_cores_do_not_matter_where_each_thread_has_one() -> None:
