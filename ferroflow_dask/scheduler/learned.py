@@ -15,6 +15,9 @@ from ferroflow_dask.scheduler.cost_model import CostModel, keep, with_older
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
+#: Weight of a graph in the mean excess, its excess at most, and the mean at most.
+_WEIGHT_OF_ONE, _MOST_OF_ONE, _MOST_EXCESS = 0.1, 2.0, 4.0
+
 
 class Known(Mapping[str, Averages | None]):
     """The averages of prefixes at one time: those that are asked for are made, and stay.
@@ -65,6 +68,8 @@ class Learned:
         Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
         are passed between them.
     repeats : Repeats
+    excess : float
+        How many times as long as predicted graphs take, for all cuts alike: machines have other work, too.
     shuffled : dict of str to float
         Sizes of the data of shuffles by their identifiers [B].
     """
@@ -74,7 +79,13 @@ class Learned:
     pause_s: float | None = None
     separate: set[str] = field(default_factory=set)
     repeats: Repeats = field(default_factory=Repeats)
+    excess: float = 1.0
     shuffled: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def record_excess(self, excess: float) -> None:
+        """Learn how many times as long as predicted a graph took; single graphs count little."""
+        by_one = min(max(excess, 1 / _MOST_OF_ONE), _MOST_OF_ONE) ** _WEIGHT_OF_ONE
+        self.excess = min(max(self.excess * by_one, 1 / _MOST_EXCESS), _MOST_EXCESS)
 
     def record_shuffle(self, shuffle: str, nbytes: float) -> None:
         """Learn the size of the data of a shuffle [B]."""
@@ -82,7 +93,7 @@ class Learned:
         keep(self.shuffled, shuffle)
 
     def exported(self) -> dict[str, Any]:
-        """Return a copy of everything but the repeated graphs, as JSON has it."""
+        """Return a copy of what other schedulers can use, as JSON has it."""
         return {
             "round_trip_s": self.round_trip_s,
             "pause_s": self.pause_s,

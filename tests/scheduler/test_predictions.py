@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from ferroflow_dask.bundling.rewrite import rewrite
 from ferroflow_dask.scheduler import install
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.graphs import arrivals
+from ferroflow_dask.scheduler.learned import Learned
 
 N, EACH_S = 100, 0.05
 
@@ -61,6 +63,36 @@ def test_a_graph_of_known_durations_takes_as_long_as_predicted(client: Client) -
     ]
     assert len(notes) == 1
     assert "its graph took" in str(notes[0])
+
+
+def test_predictions_are_corrected_by_the_durations_of_earlier_graphs(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    learned = extension(client).core.learned
+    before, learned.excess = counted(client), 3.0
+    try:
+        with caplog.at_level(logging.WARNING, logger="ferroflow_dask"):
+            for n in (1, 2):
+                wait(client.map(time.sleep, [EACH_S] * N, pure=False))
+                assert difference(before, counted(client)) == {"above_2": n}
+        assert 2.0 < learned.excess < 3.0 * 0.9
+        assert [one.getMessage() for one in caplog.records] == [
+            f"ferroflow: graphs take {3.0 * 0.5**0.1:.1f} times as long as predicted"
+        ]
+    finally:
+        learned.excess = 1.0
+
+
+def test_the_mean_excess_follows_many_graphs_and_no_single_one() -> None:
+    learned = Learned()
+    learned.record_excess(1e6)
+    assert 1.0 < learned.excess < 1.1
+    for _ in range(60):
+        learned.record_excess(1.5 / learned.excess)
+    assert learned.excess == pytest.approx(1.5, rel=0.01)
+    for _ in range(200):
+        learned.record_excess(1e-6)
+    assert learned.excess == 0.25
 
 
 def no_repeats(client: Client) -> Repeats:

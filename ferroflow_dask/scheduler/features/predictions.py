@@ -1,12 +1,14 @@
 """Predictions: the duration that each graph was cut for is compared with the real one.
 
-The real durations are learned, too: if the same graph comes again and again, they choose its cut.
+The real durations are learned, too: if the same graph comes again and again, they choose its cut. The mean
+ratio of real and predicted durations corrects later predictions; it is the same for all cuts.
 
 A graph counts if it has the cluster for itself from the creation of its tasks to its last result.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,10 @@ from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.hooks import Watch
 
+logger = logging.getLogger("ferroflow_dask")
+
+#: The log says so once if graphs take so many times as long as predicted in the mean.
+_LONG = 2.0
 #: Shorter graphs do not count: messages are a large part of them [s].
 _SHORTEST_S = 0.2
 #: Bounds of the predicted divided by the real duration, and the names of the classes between them.
@@ -38,6 +44,8 @@ class _Run:
     key : Key
         One of its results.
     prediction : Prediction
+    predicted_s : float
+        The corrected prediction [s].
     start_s : float
         When its tasks were created [s].
     missing : set of Key
@@ -48,6 +56,7 @@ class _Run:
 
     key: Key
     prediction: Prediction
+    predicted_s: float
     start_s: float
     missing: set[Key]
     counts: bool
@@ -65,6 +74,7 @@ class Predictions(Feature):
         self._scheduler = core.scheduler
         self._runs: dict[Key, _Run] = {}
         self._counts = dict.fromkeys(_CLASSES, 0)
+        self._has_warned = False
 
     def watches(self) -> Iterable[Watch]:
         """Return the results that do not exist yet."""
@@ -96,7 +106,9 @@ class Predictions(Feature):
         if not missing:
             return
         is_busy = bool(scheduler.queued) or any(ws.processing for ws in scheduler.workers.values())
-        run = _Run(min(missing, key=str), plan.prediction, self.core.clock(), missing, not is_busy)
+        predicted_s = plan.prediction.makespan_s * self.core.learned.excess
+        first = min(missing, key=str)
+        run = _Run(first, plan.prediction, predicted_s, self.core.clock(), missing, not is_busy)
         self._runs |= dict.fromkeys(missing, run)
 
     def _changed(self, key: Key, _: str, finish: str) -> None:
@@ -109,12 +121,21 @@ class Predictions(Feature):
             self._ended(run)
 
     def _ended(self, run: _Run) -> None:
-        taken_s, predicted_s = self.core.clock() - run.start_s, run.prediction.makespan_s
+        taken_s, predicted_s = self.core.clock() - run.start_s, run.predicted_s
         repeats, shape = self.core.learned.repeats, run.prediction.shape
         if taken_s >= _SHORTEST_S or shape in repeats:
             repeats.record(shape, run.prediction.cut, taken_s)
         if taken_s >= _SHORTEST_S:
             self._counts[_CLASSES[bisect(_BOUNDS, predicted_s / taken_s)]] += 1
+            if predicted_s > 0:
+                self._learn(taken_s / predicted_s)
         n, predicted, taken = run.prediction.n_tasks, format_time(predicted_s), format_time(taken_s)
         reason = f"{predicted} in {n} tasks ({run.prediction.cut}); its graph took {taken}"
         self.core.decisions.note(run.key, "predicted", "", reason)
+
+    def _learn(self, excess: float) -> None:
+        learned = self.core.learned
+        learned.record_excess(excess)
+        if learned.excess > _LONG and not self._has_warned:
+            self._has_warned = True
+            logger.warning("ferroflow: graphs take %.1f times as long as predicted", learned.excess)
