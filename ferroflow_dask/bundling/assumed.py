@@ -48,7 +48,5 @@ def assumed_prefixes(tasks: Mapping[Key, GraphNode], unknown: Mapping[str, int],
     if not found:
         return found
     assumed = assumed_tasks(tasks, found)
-    for key, task in tasks.items():
-        if key not in assumed and not isinstance(task, NO_WORK):
-            found.discard(key_split(key))
-    return found
+    others = (key for key, task in tasks.items() if key not in assumed and not isinstance(task, NO_WORK))
+    return found.difference(map(key_split, others))

@@ -147,7 +147,7 @@ def expected(
     *,
     guess_s: float,
     crowding: float = 1.0,
-    library: Collection[int] = frozenset(),
+    assumed: Collection[int] = frozenset(),
 ) -> Expected:
     """Return what is expected of the tasks of a graph; O(tasks + edges).
 
@@ -169,7 +169,7 @@ def expected(
         Duration of a task of which nothing is known [s].
     crowding : float, optional
         Threads for each core, at least 1.
-    library : collection of int, optional
+    assumed : collection of int, optional
         Positions of the tasks whose duration and size follow from their data, if nothing else is known.
     """
     found = Expected([], [], [], [], [], [])
@@ -178,7 +178,7 @@ def expected(
         if isinstance(task, NO_WORK):
             if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
                 nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
-        elif one is None and i not in library:
+        elif one is None and i not in assumed:
             cost_s = guess_s
             found.unknown.append(i)
         else:

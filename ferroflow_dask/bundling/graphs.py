@@ -129,7 +129,7 @@ def bundle_graph(
         declared_nbytes or {},
         guess_s=GUESS * cluster.added_s,
         crowding=cluster.crowding,
-        library={position[key] for key in assumed_tasks(tasks, unknown)},
+        assumed={position[key] for key in assumed_tasks(tasks, unknown)},
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)

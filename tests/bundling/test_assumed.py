@@ -76,7 +76,7 @@ def test_a_graph_of_few_tasks_of_each_library_function_has_no_sample() -> None:
 
 def test_assumed_durations_follow_the_data() -> None:
     tasks = [Task(f"add-{i}", operator.add, TaskRef("x"), i) for i in range(2)]
-    found = expected(tasks, [None] * 2, [[], []], [0.0, 5e8], {}, guess_s=7.0, library={0, 1})
+    found = expected(tasks, [None] * 2, [[], []], [0.0, 5e8], {}, guess_s=7.0, assumed={0, 1})
     assert not found.unknown
     assert found.costs_s[1] - found.costs_s[0] == pytest.approx(1.0)
     assert found.nbytes == [0.0, 5e8]
