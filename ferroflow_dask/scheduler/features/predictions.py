@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dask.typing import Key
 from dask.utils import format_time
@@ -44,8 +44,7 @@ class _Run:
     key : Key
         One of its results.
     prediction : Prediction
-    predicted_s : float
-        The corrected prediction [s].
+        Corrected.
     start_s : float
         When its tasks were created [s].
     missing : set of Key
@@ -56,7 +55,6 @@ class _Run:
 
     key: Key
     prediction: Prediction
-    predicted_s: float
     start_s: float
     missing: set[Key]
     counts: bool
@@ -106,9 +104,9 @@ class Predictions(Feature):
         if not missing:
             return
         is_busy = bool(scheduler.queued) or any(ws.processing for ws in scheduler.workers.values())
-        predicted_s = plan.prediction.makespan_s * self.core.learned.excess
-        first = min(missing, key=str)
-        run = _Run(first, plan.prediction, predicted_s, self.core.clock(), missing, not is_busy)
+        corrected_s = plan.prediction.makespan_s * self.core.learned.excess
+        prediction = replace(plan.prediction, makespan_s=corrected_s)
+        run = _Run(min(missing, key=str), prediction, self.core.clock(), missing, not is_busy)
         self._runs |= dict.fromkeys(missing, run)
 
     def _changed(self, key: Key, _: str, finish: str) -> None:
@@ -121,7 +119,7 @@ class Predictions(Feature):
             self._ended(run)
 
     def _ended(self, run: _Run) -> None:
-        taken_s, predicted_s = self.core.clock() - run.start_s, run.predicted_s
+        taken_s, predicted_s = self.core.clock() - run.start_s, run.prediction.makespan_s
         repeats, shape = self.core.learned.repeats, run.prediction.shape
         if taken_s >= _SHORTEST_S or shape in repeats:
             repeats.record(shape, run.prediction.cut, taken_s)
