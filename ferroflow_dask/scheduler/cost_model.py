@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Weight of a new duration in the mean, at least: the first ones count alike.
 _WEIGHT = 0.1
-#: Weight of a kind's new duration, and of the correction by a bundle.
+#: Weight of a kind's new duration, of the correction by a bundle, and of that by a shorter single task.
 _FAST_WEIGHT = 0.3
 #: The largest result size of a prefix, after each later result, as part of itself.
 _SHRINKING = 0.99
