@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Weight of a new duration in the mean, at least: the first ones count alike.
 _WEIGHT = 0.1
-#: Weight of a kind's new duration, of the correction by a bundle, and of that by a shorter single task.
+#: Weight of a kind's new duration, and of the correction by a bundle.
 _FAST_WEIGHT = 0.3
 #: The largest result size of a prefix, after each later result, as part of itself.
 _SHRINKING = 0.99
@@ -71,9 +71,12 @@ class _Means:
     #: Part of their duration in which they run on a core. If it is known, the mean duration is that on free
     #: cores, otherwise it is as measured.
     core_share: float | None = None
+    #: Mean duration of single tasks, as measured, since bundles correct the other one; None before.
+    single_s: float | None = None
 
 
-_FIELDS = tuple(one.name for one in fields(_Means))
+#: Those that are exported.
+_FIELDS = tuple(one.name for one in fields(_Means) if one.name != "single_s")
 _values = attrgetter(*_FIELDS)
 
 
@@ -180,10 +183,7 @@ class CostModel:
                 one.mean_nbytes += weight * (nbytes - one.mean_nbytes)
                 one.most_nbytes = max(float(nbytes), _SHRINKING * one.most_nbytes)
                 if one.core_share is not None and self.crowding > 1:
-                    # Bundles know better than single tasks how long it is on free cores. But it is no longer
-                    # than measured: tasks that seem too long for bundles have only this correction.
-                    if seconds < one.mean_s:
-                        one.mean_s += _FAST_WEIGHT * (seconds - one.mean_s)
+                    _correct_by_single(one, seconds, is_cold)
                 elif not is_cold:
                     one.n_warm += 1
                     one.mean_s += max(_WEIGHT, 1 / one.n_warm) * (seconds - one.mean_s)
@@ -214,6 +214,7 @@ class CostModel:
             for name in {name for name, _ in steps if name in self._prefixes}:
                 for one in self._prefixes[name].by_size.values():
                     if one.core_share is None:
+                        one.single_s = one.mean_s
                         one.mean_s, one.core_share = self._on_free_cores(name, one)
             _correct_both(known, on_core_s, max(seconds - on_core_s - queued_s, 0.0))
             return
@@ -293,6 +294,19 @@ class CostModel:
                 one.n_cold, one.n_warm = min(one.n_cold, _RESTORED), min(one.n_warm, _RESTORED)
             restored[name] = _Prefix({averages.size_class(one.size_nbytes): one for one in means}, set())
         self._prefixes = with_older(restored, self._prefixes)
+
+
+def _correct_by_single(one: _Means, seconds: float, is_cold: bool) -> None:
+    """Learn the duration of a single task on shared cores [s], of a prefix that bundles have corrected.
+
+    Bundles know better how long it is on free cores. But there it is no longer than the mean of single tasks,
+    and those that seem too long for bundles have no other correction.
+    """
+    if one.single_s is None:
+        one.single_s = seconds
+    elif not is_cold:
+        one.single_s += _WEIGHT * (seconds - one.single_s)
+    one.mean_s = min(one.mean_s, one.single_s)
 
 
 def _bounded(share: float) -> float:
