@@ -1,0 +1,211 @@
+"""Measure cuts of real graphs: how good predictions are, and whether the chosen cut is the fastest.
+
+    python -m tests.benchmarks.measure_cuts gain [--rounds 5] [--tpch .1] [PROGRAM…]
+    python -m tests.benchmarks.measure_cuts regret [--rounds 3] …
+
+`gain` runs each program on stock Dask, on stock Dask again, and with the plugin, in turn. `regret` runs it
+with each cut in turn. The programs run one after another on the same clusters, since learned numbers carry
+over. Memory is the sum over workers of how much a process grew at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from math import inf
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+from typing import Any
+from unittest.mock import patch
+
+from distributed import Client, LocalCluster
+
+import ferroflow_dask
+from ferroflow_dask.bundling import cut as cuts
+from ferroflow_dask.bundling import graphs
+from ferroflow_dask.bundling.predict import Work
+from ferroflow_dask.cluster_profile import ClusterProfile
+from tests.benchmarks.collection_programs import COLLECTIONS, queries
+
+Program = Callable[[str], Any]
+_SINGLE = "single tasks"
+#: Reports of a run arrive by then [s].
+_HEARTBEAT_S = 0.2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=("gain", "regret"))
+    parser.add_argument("programs", nargs="*", help="names; all if left out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tpch", type=float, help="the queries of TPC-H at this scale")
+    parser.add_argument("--data", type=Path, default=Path("ferroflow-bench-data"))
+    parser.add_argument("--seed", type=int, help="of the order of programs; as listed if left out")
+    parser.add_argument("--rows", type=Path, help="where rows are appended")
+    args = parser.parse_args()
+    programs = dict(queries(args.data, args.tpch) if args.tpch else COLLECTIONS)
+    names = args.programs or list(programs)
+    if args.seed is not None:
+        random.Random(args.seed).shuffle(names)
+    measure = _gain if args.what == "gain" else _regret
+    rows = []
+    with ExitStack() as stack:
+        clients = {
+            side: stack.enter_context(_client(side, args.workers, args.threads))
+            for side in (("stock", "again", "ours") if args.what == "gain" else ("ours",))
+        }
+        for name in names:
+            row = measure(clients, name, programs[name], args.rounds)
+            rows.append(row)
+            if args.rows:
+                with args.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    print(f"geometric mean {geometric_mean([row['ratio'] for row in rows]):.3f}", flush=True)
+
+
+@contextmanager
+def _client(side: str, workers: int, threads: int) -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=workers, threads_per_worker=threads, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        if side == "ours":
+            ferroflow_dask.install(client)
+        yield client
+
+
+def _timed(client: Client, program: Program) -> float:
+    with client.as_current():
+        started = time.perf_counter()
+        found = program(uuid.uuid4().hex)
+        if hasattr(found, "compute"):  # `head` of a frame has computed it
+            found.compute(scheduler=client)
+        return time.perf_counter() - started
+
+
+# Gain
+
+
+def _gain(clients: Mapping[str, Client], name: str, program: Program, rounds: int) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    grown: dict[str, list[float]] = defaultdict(list)
+    order = list(clients)
+    for _ in range(rounds + 1):
+        random.shuffle(order)
+        for side in order:
+            clients[side].run(_reset_peak)
+            seconds[side].append(_timed(clients[side], program))
+            grown[side].append(sum(clients[side].run(_peak_growth).values()) / 1e6)
+    usual = {side: median(times[1:]) for side, times in seconds.items()}
+    peaks = {side: median(each[1:]) for side, each in grown.items()}
+    row = {
+        "program": name,
+        "ratio": usual["stock"] / usual["ours"],
+        "again": usual["stock"] / usual["again"],
+        "first": seconds["stock"][0] / seconds["ours"][0],
+        "seconds": dict(seconds),
+        "MB": dict(grown),
+    }
+    print(
+        f"{name:20} {usual['stock']:6.2f} s {row['ratio']:5.2f} (again {row['again']:4.2f}, "
+        f"first {row['first']:4.2f})  {peaks['stock']:6.0f} → {peaks['ours']:6.0f} MB",
+        flush=True,
+    )
+    return row
+
+
+def _reset_peak(dask_worker: Any) -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+    dask_worker.ferroflow_rss = _status("VmRSS")
+
+
+def _peak_growth(dask_worker: Any) -> float:
+    return max(0.0, _status("VmHWM") - dask_worker.ferroflow_rss)
+
+
+def _status(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return float(line.split()[1]) * 1024
+    return 0.0
+
+
+# Regret
+
+
+def _regret(clients: Mapping[str, Client], name: str, program: Program, rounds: int) -> dict[str, Any]:
+    """Measure each cut that `best_cut` may choose, and the one that it chooses.
+
+    A cut is the best of a round by the other rounds: the least of several durations would be less by chance.
+    What is learned from a forced cut is forgotten.
+    """
+    client = clients["ours"]
+    for _ in range(3):  # learn
+        _timed(client, program)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    chosen: list[list[str]] = []
+    for _ in range(rounds):
+        for one in ("", *_names()):
+            made: list[str] = []
+            before = deepcopy(_learned(client)._prefixes)
+            with _forced(one, made):
+                taken_s = _timed(client, program)
+            if one:
+                time.sleep(_HEARTBEAT_S)
+                _learned(client)._prefixes = before
+            else:
+                chosen.append(made)
+            seconds[one].append(taken_s if not one or one in made else inf)
+    best = [
+        min(seconds, key=lambda one: fmean(each for j, each in enumerate(seconds[one]) if j != i))
+        for i in range(rounds)
+    ]
+    ratios = [seconds[""][i] / seconds[best[i]][i] for i in range(rounds)]
+    row = {"program": name, "ratio": geometric_mean(ratios), "best": best, "seconds": dict(seconds)}
+    row["chosen"] = chosen
+    usual = {one: median(times) for one, times in seconds.items() if inf not in times}
+    others = ", ".join(f"{one or 'CHOSEN'} {taken_s:.2f}" for one, taken_s in usual.items())
+    print(f"{name:20} {row['ratio']:5.2f} {' + '.join(chosen[-1])} | {others}", flush=True)
+    return row
+
+
+def _learned(client: Client) -> Any:
+    return client.cluster.scheduler.extensions["stealing"].costs
+
+
+def _names() -> Sequence[str]:
+    work = Work([[]], [1.0], lambda _: 0)
+    return [name for name, _ in cuts._cuts(work, ClusterProfile(threads=(1,)), False)]
+
+
+@contextmanager
+def _forced(name: str, made: list[str]) -> Iterator[None]:
+    """Let `best_cut` choose one cut only, unless it does not fit, and note the cuts that graphs get."""
+    all_cuts, best_cut = cuts._cuts, graphs.best_cut
+
+    def only(*args: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+        for one, make in all_cuts(*args):
+            if one in (name, _SINGLE) or not name:
+                yield one, make
+
+    def noted(*args: Any, may_try: bool = False) -> Any:
+        *args, measured = args
+        found, prediction = best_cut(*args, None if name else measured, may_try=may_try)
+        made.append(prediction.cut)
+        return found, prediction
+
+    with patch.object(cuts, "_cuts", only), patch.object(graphs, "best_cut", noted):
+        yield
+
+
+if __name__ == "__main__":
+    main()
