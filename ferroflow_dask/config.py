@@ -103,6 +103,14 @@ def get_bytes(key: str) -> int:
     return nbytes
 
 
+def get_count(key: str) -> int:
+    """Return the number `ferroflow.<key>`, which is at least 1."""
+    value = get(key)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise UsageError(f"the setting ferroflow.{key} is {value!r}; it must be a whole number, at least 1")
+
+
 def get_path(key: str) -> Path | None:
     """Return the path `ferroflow.<key>`, which may begin with `~`; None if there is none."""
     value = get(key)

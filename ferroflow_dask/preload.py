@@ -18,7 +18,7 @@ from distributed import Client, Scheduler
 
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.scheduler import install, installed
-from ferroflow_dask.scheduler.installation import follow_batching
+from ferroflow_dask.scheduler.installation import follow
 
 
 async def dask_setup(target: Scheduler | Client) -> None:
@@ -28,9 +28,9 @@ async def dask_setup(target: Scheduler | Client) -> None:
     warning: configuration alone must not break a program.
     """
     try:
-        if isinstance(target, Scheduler) or await installed(target) is None:
-            await install(target)
+        if isinstance(target, Client) and (plugin := await installed(target)) is not None:
+            await follow(target, plugin)
         else:
-            await follow_batching(target)  # which are this client's own
+            await install(target)
     except FerroflowError as error:
         warnings.warn(f"ferroflow is not installed: {error}", stacklevel=2)

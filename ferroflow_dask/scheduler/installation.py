@@ -14,12 +14,8 @@ from ferroflow_dask.clients import answers, check_open
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.scheduler.decisions import Decision
 from ferroflow_dask.scheduler.extension import extension_on
-from ferroflow_dask.scheduler.features.low_latency_messages import (
-    TOPIC,
-    LowLatencyMessages,
-    follow,
-    unfollow,
-)
+from ferroflow_dask.scheduler.features import client_plans
+from ferroflow_dask.scheduler.features import low_latency_messages as messages
 from ferroflow_dask.scheduler.plugin import FerroflowPlugin, install_on, installed_on, uninstall_from
 
 if TYPE_CHECKING:
@@ -209,19 +205,28 @@ async def _with_own_client(cluster: Cluster, action: Callable[..., Any], *argume
 
 
 async def _install(client: Client, plugin: FerroflowPlugin) -> None:
+    keep_plans = client_plans.prepared(plugin.without)
     await _check_scheduler(client)
     await client.register_plugin(plugin)
-    await follow_batching(client)
+    keep_plans(client)
+    await _follow_batching(client)
 
 
-async def follow_batching(client: Client) -> None:
+async def follow(client: Client, plugin: FerroflowPlugin) -> None:
+    """Do what `install` does in the process of a client, for a plugin that is installed."""
+    client_plans.prepared(plugin.without)(client)
+    await _follow_batching(client)
+
+
+async def _follow_batching(client: Client) -> None:
     """Let a client send its messages without batching, as long as the plugin is installed."""
-    if follow(client):
+    if messages.follow(client):
         await client.run_on_scheduler(_follow_on_scheduler, client=client.id)
 
 
 async def _uninstall(client: Client) -> None:
-    unfollow(client)
+    client_plans.forget(client)
+    messages.unfollow(client)
     if await _version_there(client, _DISTRIBUTION) is not None:  # else it cannot be installed
         await client.run_on_scheduler(_uninstall_on_scheduler, client=client.id)
 
@@ -248,13 +253,13 @@ def _learned_on_scheduler(dask_scheduler: Scheduler) -> dict[str, tuple[float, f
 
 async def _uninstall_on_scheduler(dask_scheduler: Scheduler, client: str) -> None:
     await uninstall_from(dask_scheduler)
-    dask_scheduler.unsubscribe_topic(TOPIC, client)
+    dask_scheduler.unsubscribe_topic(messages.TOPIC, client)
 
 
 def _follow_on_scheduler(dask_scheduler: Scheduler, client: str) -> None:
     extension = extension_on(dask_scheduler)
     for feature in extension.features if extension is not None else ():
-        if isinstance(feature, LowLatencyMessages):
+        if isinstance(feature, messages.LowLatencyMessages):
             feature.followed_by(client)
 
 

@@ -36,7 +36,7 @@ Add = Callable[[type[Feature]], None]
 class Clients(Feature):
     """Counts clients, and changes an attribute of the scheduler."""
 
-    name = "clients"
+    name = "visitors"
     summary = "Clients that have come and gone"
 
     n_joined = n_left = 0
@@ -128,7 +128,7 @@ def test_a_feature_of_another_package_hears_of_events_and_leaves_nothing_behind(
         pass
     ours = feature_on(thread_client, Clients)
     assert ours.counts() == {"joined": 1, "left": 1}
-    (shown,) = [one for one in _COLLECTOR._families() if one.name == "dask_scheduler_ferroflow_clients"]
+    (shown,) = [one for one in _COLLECTOR._families() if one.name == "dask_scheduler_ferroflow_visitors"]
     assert {(one.labels["what"], one.value) for one in shown.samples} == {("joined", 1), ("left", 1)}
     uninstall(thread_client)
     assert not hasattr(scheduler, "ours")
@@ -231,10 +231,10 @@ def test_a_feature_is_off_by_its_setting_or_without_what_it_needs(thread_client:
 
 def test_a_feature_of_another_package_is_switched_off_by_its_name(thread_client: Client, add: Add) -> None:
     add(Clients)
-    for switch in ({"ferroflow.features.clients": False}, {}):
+    for switch in ({"ferroflow.features.visitors": False}, {}):
         with dask.config.set(switch):
-            install(thread_client, without=() if switch else ["clients"])
-        assert "clients" not in [one.name for one in stealing_of(thread_client).features]
+            install(thread_client, without=() if switch else ["visitors"])
+        assert "visitors" not in [one.name for one in stealing_of(thread_client).features]
         assert not hasattr(scheduler_of(thread_client), "ours")
 
 

@@ -12,6 +12,7 @@ from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.features.bundles import Bundles
+from ferroflow_dask.scheduler.features.client_plans import ClientPlans
 from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
 from ferroflow_dask.scheduler.features.kept_numbers import KeptNumbers
 from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
@@ -44,6 +45,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     Samples,
     Sharing,
     LowLatencyMessages,
+    ClientPlans,
     ScatteredReplicas,
     Predictions,
     KeptNumbers,
