@@ -75,9 +75,8 @@ class _Means:
     single_s: float | None = None
 
 
-#: Those that are exported.
-_FIELDS = tuple(one.name for one in fields(_Means) if one.name != "single_s")
-_values = attrgetter(*_FIELDS)
+_EXPORTED = tuple(one.name for one in fields(_Means) if one.name != "single_s")
+_values = attrgetter(*_EXPORTED)
 
 
 @dataclass(slots=True)
@@ -276,7 +275,7 @@ class CostModel:
         return {
             "kinds_s": {**self._kinds_s},
             "prefixes": {
-                name: [dict(zip(_FIELDS, _values(one), strict=True)) for one in known.by_size.values()]
+                name: [dict(zip(_EXPORTED, _values(one), strict=True)) for one in known.by_size.values()]
                 for name, known in self._prefixes.items()
             },
         }
@@ -297,11 +296,9 @@ class CostModel:
 
 
 def _correct_by_single(one: _Means, seconds: float, is_cold: bool) -> None:
-    """Learn the duration of a single task on shared cores [s], of a prefix that bundles have corrected.
-
-    Bundles know better how long it is on free cores. But there it is no longer than the mean of single tasks,
-    and those that seem too long for bundles have no other correction.
-    """
+    """Learn the duration of a single task on shared cores [s], of a prefix that bundles have corrected."""
+    # Bundles know better how long it is on free cores. But there it is no longer than the mean of single
+    # tasks, and those that seem too long for bundles have no other correction.
     if one.single_s is None:
         one.single_s = seconds
     elif not is_cold:
@@ -398,7 +395,5 @@ def _on_gpu(kind: str) -> str:
 
 
 def _kind(ts: TaskState) -> str | None:
-    if not ts.annotations:
-        return None
-    kind = ts.annotations.get(KIND_ANNOTATION)
+    kind = (ts.annotations or {}).get(KIND_ANNOTATION)
     return kind if isinstance(kind, str) else None

@@ -1,16 +1,7 @@
-"""Measure cuts of real graphs: how good predictions are, and whether the chosen cut is the fastest.
-
-    python -m tests.benchmarks.measure_cuts gain [--rounds 5] [--tpch .1] [PROGRAM…]
-    python -m tests.benchmarks.measure_cuts regret [--rounds 3] …
-
-`gain` runs each program on stock Dask, on stock Dask again, and with the plugin, in turn. `regret` runs it
-with each cut in turn. The programs run one after another on the same clusters, since learned numbers carry
-over. Memory is the sum over workers of how much a process grew at most.
-"""
+"""Duration of programs on collections, and the regret of cuts: `measure_cuts.py --help`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -25,6 +16,8 @@ from statistics import fmean, geometric_mean, median
 from typing import Any
 from unittest.mock import patch
 
+import click
+from collection_programs import COLLECTIONS, queries
 from distributed import Client, LocalCluster
 
 import ferroflow_dask
@@ -32,44 +25,61 @@ from ferroflow_dask.bundling import cut as cuts
 from ferroflow_dask.bundling import graphs
 from ferroflow_dask.bundling.predict import Work
 from ferroflow_dask.cluster_profile import ClusterProfile
-from tests.benchmarks.collection_programs import COLLECTIONS, queries
 
 Program = Callable[[str], Any]
 _SINGLE = "single tasks"
+#: Runs of a program before its cuts are compared: the last one may try a new cut.
+_LEARNING = 4
 #: Reports of a run arrive by then [s].
 _HEARTBEAT_S = 0.2
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("gain", "regret"))
-    parser.add_argument("programs", nargs="*", help="names; all if left out")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tpch", type=float, help="the queries of TPC-H at this scale")
-    parser.add_argument("--data", type=Path, default=Path("ferroflow-bench-data"))
-    parser.add_argument("--seed", type=int, help="of the order of programs; as listed if left out")
-    parser.add_argument("--rows", type=Path, help="where rows are appended")
-    args = parser.parse_args()
-    programs = dict(queries(args.data, args.tpch) if args.tpch else COLLECTIONS)
-    names = args.programs or list(programs)
-    if args.seed is not None:
-        random.Random(args.seed).shuffle(names)
-    measure = _gain if args.what == "gain" else _regret
-    rows = []
+@click.command()
+@click.argument("what", type=click.Choice(["gain", "regret"]))
+@click.argument("names", metavar="[PROGRAM]…", nargs=-1)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--workers", default=4, show_default=True)
+@click.option("--threads", default=1, show_default=True, help="Of each worker.")
+@click.option("--tpch", type=float, help="Scale of TPC-H, whose queries are the programs.")
+@click.option("--data", type=Path, default=Path("ferroflow-bench-data"), help="Folder of their tables.")
+@click.option("--seed", type=int, help="Of the order of the programs; as listed if left out.")
+@click.option("--rows", type=Path, help="File to which rows are appended.")
+def main(
+    *,
+    what: str,
+    names: Sequence[str],
+    rounds: int,
+    workers: int,
+    threads: int,
+    tpch: float | None,
+    data: Path,
+    seed: int | None,
+    rows: Path | None,
+) -> None:
+    """Run programs on collections; all programs if none is named.
+
+    `gain` runs each program on stock Dask, on stock Dask again, and with the plugin, in turn. `regret` runs
+    it with each cut in turn. The programs run one after another on the same clusters, since learned numbers
+    carry over. Memory is the sum over workers of how much a process grew at most.
+    """
+    programs = queries(data, tpch) if tpch else COLLECTIONS
+    chosen = list(names or programs)
+    if seed is not None:
+        random.Random(seed).shuffle(chosen)
+    measure = _gain if what == "gain" else _regret
+    ratios = []
     with ExitStack() as stack:
         clients = {
-            side: stack.enter_context(_client(side, args.workers, args.threads))
-            for side in (("stock", "again", "ours") if args.what == "gain" else ("ours",))
+            side: stack.enter_context(_client(side, workers, threads))
+            for side in (("stock", "again", "ours") if what == "gain" else ("ours",))
         }
-        for name in names:
-            row = measure(clients, name, programs[name], args.rounds)
-            rows.append(row)
-            if args.rows:
-                with args.rows.open("a") as file:
+        for name in chosen:
+            row = measure(clients, name, programs[name], rounds)
+            ratios.append(row["ratio"])
+            if rows:
+                with rows.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-    print(f"geometric mean {geometric_mean([row['ratio'] for row in rows]):.3f}", flush=True)
+    print(f"geometric mean {geometric_mean(ratios):.3f}", flush=True)
 
 
 @contextmanager
@@ -79,7 +89,8 @@ def _client(side: str, workers: int, threads: int) -> Iterator[Client]:
         Client(cluster, set_as_default=False) as client,
     ):
         if side == "ours":
-            ferroflow_dask.install(client)
+            # The plans of a client would serve those of the other sides in this process, too.
+            ferroflow_dask.install(client, without=["client_plans"])
         yield client
 
 
@@ -149,13 +160,14 @@ def _regret(clients: Mapping[str, Client], name: str, program: Program, rounds: 
     What is learned from a forced cut is forgotten.
     """
     client = clients["ours"]
-    for _ in range(3):  # learn
+    for _ in range(_LEARNING):
         _timed(client, program)
     seconds: dict[str, list[float]] = defaultdict(list)
-    chosen: list[list[str]] = []
+    chosen: list[str] = []
+    truth: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
-        for one in ("", *_names()):
-            made: list[str] = []
+        for one in random.sample(["", *_names()], 1 + len(_names())):
+            made: list[tuple[str, float]] = []
             before = deepcopy(_learned(client)._prefixes)
             with _forced(one, made):
                 taken_s = _timed(client, program)
@@ -163,18 +175,22 @@ def _regret(clients: Mapping[str, Client], name: str, program: Program, rounds: 
                 time.sleep(_HEARTBEAT_S)
                 _learned(client)._prefixes = before
             else:
-                chosen.append(made)
-            seconds[one].append(taken_s if not one or one in made else inf)
+                chosen.append(" + ".join(cut for cut, _ in made))
+            if len(made) == 1:  # else not all of a graph was predicted at once
+                ((cut, predicted_s),) = made
+                truth[cut].append(predicted_s / taken_s)
+            seconds[one].append(taken_s if not one or one in dict(made) else inf)
+    made_always = {one: times for one, times in seconds.items() if inf not in times}
     best = [
-        min(seconds, key=lambda one: fmean(each for j, each in enumerate(seconds[one]) if j != i))
+        min(made_always, key=lambda one: fmean(each for j, each in enumerate(made_always[one]) if j != i))
         for i in range(rounds)
     ]
     ratios = [seconds[""][i] / seconds[best[i]][i] for i in range(rounds)]
     row = {"program": name, "ratio": geometric_mean(ratios), "best": best, "seconds": dict(seconds)}
-    row["chosen"] = chosen
-    usual = {one: median(times) for one, times in seconds.items() if inf not in times}
+    row |= {"chosen": chosen, "predicted": dict(truth)}
+    usual = {one: median(times) for one, times in made_always.items()}
     others = ", ".join(f"{one or 'CHOSEN'} {taken_s:.2f}" for one, taken_s in usual.items())
-    print(f"{name:20} {row['ratio']:5.2f} {' + '.join(chosen[-1])} | {others}", flush=True)
+    print(f"{name:20} {row['ratio']:5.2f} {chosen[-1]} | {others}", flush=True)
     return row
 
 
@@ -188,8 +204,11 @@ def _names() -> Sequence[str]:
 
 
 @contextmanager
-def _forced(name: str, made: list[str]) -> Iterator[None]:
-    """Let `best_cut` choose one cut only, unless it does not fit, and note the cuts that graphs get."""
+def _forced(name: str, made: list[tuple[str, float]]) -> Iterator[None]:
+    """Let `best_cut` choose one cut only, unless it does not fit.
+
+    The cuts that graphs get are noted with their predicted durations [s].
+    """
     all_cuts, best_cut = cuts._cuts, graphs.best_cut
 
     def only(*args: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -200,7 +219,7 @@ def _forced(name: str, made: list[str]) -> Iterator[None]:
     def noted(*args: Any, may_try: bool = False) -> Any:
         *args, measured = args
         found, prediction = best_cut(*args, None if name else measured, may_try=may_try)
-        made.append(prediction.cut)
+        made.append((prediction.cut, prediction.makespan_s))
         return found, prediction
 
     with patch.object(cuts, "_cuts", only), patch.object(graphs, "best_cut", noted):

@@ -151,11 +151,12 @@ def _planted(summary: Summary) -> Iterator[str]:
 
 
 def _means(suites: Mapping[str, Sequence[ProgramSummary]]) -> str:
-    header = ("suite", "programs", "again", "plugin", "worst", "best", "losses", "broken")
+    header = ("suite", "programs", "again", "plugin", "worst", "best", "first run", "losses", "broken")
     lines = []
     for name, programs in suites.items():
         ours = [program.ours[0] for program in programs if program.ours]
         again = [program.again[0] for program in programs if program.again]
+        first = [program.first[0] for program in programs if program.first]
         lines.append(
             (
                 name,
@@ -164,6 +165,7 @@ def _means(suites: Mapping[str, Sequence[ProgramSummary]]) -> str:
                 _plain(geometric_mean(ours) if ours else None),
                 _plain(min(ours, default=None)),
                 _plain(max(ours, default=None)),
+                _plain(geometric_mean(first) if first else None),
                 str(sum(program.is_loss for program in programs)),
                 str(sum(OURS in program.broken for program in programs)),
             )
