@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,15 +99,29 @@ def test_no_plan_keeps_results_on_the_cluster(ferroflow_client: Client, optimize
 
 def test_no_plan_keeps_a_future_that_is_an_argument(ferroflow_client: Client) -> None:
     future = ferroflow_client.scatter(3.0)
-    frame = dd.from_pandas(FRAME, npartitions=2).map_partitions(_times, future, meta=FRAME)
+    frame = dd.from_pandas(FRAME, npartitions=2).map_partitions(operator.mul, future, meta=FRAME)
     for _ in range(3):
         assert frame.y.sum().compute() == 3 * FRAME.y.sum()
     del frame, future
     until(lambda: not scheduler_of(ferroflow_client).tasks)
 
 
-def _times(frame: Any, factor: float) -> Any:
-    return frame * factor
+@pytest.mark.usefixtures("ferroflow_client")
+def test_a_function_of_a_module_that_is_reloaded_is_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for factor in (1, 2):
+        (tmp_path / "edited_module.py").write_text(f"def scaled(frame):\n    return {factor} * frame\n")
+        importlib.invalidate_caches()
+        module = importlib.import_module("edited_module")
+        importlib.reload(module)
+        for _ in range(3):
+            frame = dd.from_pandas(FRAME, npartitions=2).map_partitions(module.scaled, meta=FRAME)
+            assert frame.y.sum().compute() == factor * FRAME.y.sum()
+            del frame  # Dask gives an expression that still exists to all that have its name
+    assert not plans()
 
 
 def plans() -> list[Any]:

@@ -7,15 +7,20 @@ those that Dask would make again.
 
 A plan is kept when its expression is computed the second time, so a program that repeats nothing holds
 nothing. Expressions with futures, with graphs or with large data are not kept: they would keep results on
-the cluster, or data in the client.
+the cluster, or data in the client. Nor are those with functions of modules that a user may edit and reload:
+Dask names such a function by its module only.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache, partial
 from threading import Lock
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -33,6 +38,8 @@ from ferroflow_dask.scheduler.features.base import Feature
 _CHANGED = "optimize"
 #: Expressions of which we know that they were computed, for each plan that may be kept.
 _SEEN = 4
+#: Where packages are installed.
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 #: A plan with more data than this is not kept [B].
 _MOST_NBYTES = 1_000_000
 
@@ -172,11 +179,22 @@ class _Counted:
         return nbytes
 
 
+@cache
+def _is_installed(package: str) -> bool:
+    """Return whether code is not edited while a program runs, or named by its content: that of a script."""
+    if package in sys.stdlib_module_names or package == "__main__":
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is not None and file.startswith(_INSTALLED)
+
+
 class _Inspector(Pickler):  # type: ignore[misc]
     """Pickles an expression to see all that it holds."""
 
     def persistent_id(self, obj: object) -> None:
         if isinstance(obj, Future | HLGExpr | LLGExpr):
+            raise _UnsuitableError
+        if isinstance(obj, FunctionType | type) and not _is_installed(obj.__module__.partition(".")[0]):
             raise _UnsuitableError
 
 
