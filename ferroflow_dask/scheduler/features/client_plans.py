@@ -34,8 +34,6 @@ from ferroflow_dask import config
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.features.base import Feature
 
-#: The method of `FinalizeCompute` that is changed.
-_CHANGED = "optimize"
 #: Expressions of which we know that they were computed, for each plan that may be kept.
 _SEEN = 4
 #: Where packages are installed.
@@ -84,7 +82,7 @@ class _Plans:
         #: Optimized expressions, or None for those that were computed once; the one used last is the last.
         self._kept: OrderedDict[object, Expr | None] = OrderedDict()
         self._lock = Lock()
-        #: The method in the place of Dask's, and an earlier one of another package.
+        #: The method in the place of Dask's, and that of another package which was there before.
         self._ours: Callable[..., Expr] | None = None
         self._before: Callable[..., Expr] | None = None
 
@@ -96,7 +94,7 @@ class _Plans:
             if self._ours is None:
                 self._before = vars(FinalizeCompute).get("optimize")
                 self._ours = self._with_plans(FinalizeCompute.optimize)
-                setattr(FinalizeCompute, _CHANGED, self._ours)
+                FinalizeCompute.optimize = self._ours  # type: ignore[method-assign]
 
     def stop(self, client: Client) -> None:
         """Keep plans for other clients only."""
@@ -111,11 +109,11 @@ class _Plans:
             if is_used or self._ours is None:
                 return is_used
             self._kept.clear()
-            if vars(FinalizeCompute).get(_CHANGED) is self._ours:  # else another package has changed it since
+            if vars(FinalizeCompute).get("optimize") is self._ours:  # else another package has changed it
                 if self._before is None:
-                    delattr(FinalizeCompute, _CHANGED)
+                    del FinalizeCompute.optimize
                 else:
-                    setattr(FinalizeCompute, _CHANGED, self._before)
+                    FinalizeCompute.optimize = self._before  # type: ignore[method-assign]
             self._ours = None
             return False
 
@@ -181,7 +179,7 @@ class _Counted:
 
 @cache
 def _is_installed(package: str) -> bool:
-    """Return whether code is not edited while a program runs, or named by its content: that of a script."""
+    """Return whether functions of a package stay as they are, or Dask names them by what they do."""
     if package in sys.stdlib_module_names or package == "__main__":
         return True
     file = getattr(sys.modules.get(package), "__file__", None)
