@@ -158,7 +158,7 @@ def test_a_broken_policy_is_broken_however_fast() -> None:
 def test_without_stock_dask_there_are_durations_and_no_ratios() -> None:
     text = report([*rows([2.0, 4.0], policy="ferroflow"), *rows([1.0], policy="device")])
     assert "| program | ferroflow | device |\n| --- | ---: | ---: |\n| merge | 3.00 | 1.00 |" in text
-    assert "| rsds | 1 | – | – | – | – | 0 | 0 |" in text
+    assert "| rsds | 1 | – | – | – | – | – | 0 | 0 |" in text
 
 
 def test_no_rows_are_refused_and_notes_are_printed(tmp_path: Path) -> None:
