@@ -99,8 +99,7 @@ def in_charge(client: Client) -> Iterator[list[happened.Event]]:
         scheduler, stealing = scheduler_of(client), stealing_of(client)
         assert type(stealing) is FerroflowStealing
         assert stealing.error is None
-        # A result may reach the client before the policy has heard of the end of its task.
-        until(lambda: any(isinstance(event, happened.TaskFinished) for event in events))
+        assert any(isinstance(event, happened.TaskFinished) for event in events)
         until(lambda: not any(ws.processing for ws in scheduler.workers.values()))
         until(lambda: not stealing.in_flight)
         client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
