@@ -395,5 +395,5 @@ def _on_gpu(kind: str) -> str:
 
 
 def _kind(ts: TaskState) -> str | None:
-    kind = (ts.annotations or {}).get(KIND_ANNOTATION)
+    kind = ts.annotations.get(KIND_ANNOTATION) if ts.annotations else None
     return kind if isinstance(kind, str) else None

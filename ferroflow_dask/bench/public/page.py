@@ -161,16 +161,20 @@ def _means(suites: Mapping[str, Sequence[ProgramSummary]]) -> str:
             (
                 name,
                 str(len(programs)),
-                _plain(geometric_mean(again) if again else None),
-                _plain(geometric_mean(ours) if ours else None),
+                _mean(again),
+                _mean(ours),
                 _plain(min(ours, default=None)),
                 _plain(max(ours, default=None)),
-                _plain(geometric_mean(first) if first else None),
+                _mean(first),
                 str(sum(program.is_loss for program in programs)),
                 str(sum(OURS in program.broken for program in programs)),
             )
         )
     return table(header, lines, right=header[1:])
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return _plain(geometric_mean(ratios) if ratios else None)
 
 
 def _durations(programs: Sequence[ProgramSummary]) -> str:
