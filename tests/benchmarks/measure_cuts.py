@@ -21,6 +21,7 @@ from collection_programs import COLLECTIONS, queries
 from distributed import Client, LocalCluster
 
 import ferroflow_dask
+from ferroflow_dask.bench import observe  # each process has its own peak: the module is pickled by name
 from ferroflow_dask.bundling import cut as cuts
 from ferroflow_dask.bundling import graphs
 from ferroflow_dask.bundling.predict import Work
@@ -135,19 +136,12 @@ def _gain(clients: Mapping[str, Client], name: str, program: Program, rounds: in
 
 
 def _reset_peak(dask_worker: Any) -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-    dask_worker.ferroflow_rss = _status("VmRSS")
+    observe.PEAK.reset()
+    dask_worker.ferroflow_before = observe.PEAK.read()
 
 
 def _peak_growth(dask_worker: Any) -> float:
-    return max(0.0, _status("VmHWM") - dask_worker.ferroflow_rss)
-
-
-def _status(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return float(line.split()[1]) * 1024
-    return 0.0
+    return float(observe.PEAK.read() - dask_worker.ferroflow_before)
 
 
 # Regret
@@ -205,9 +199,9 @@ def _names() -> Sequence[str]:
 
 @contextmanager
 def _forced(name: str, made: list[tuple[str, float]]) -> Iterator[None]:
-    """Let `best_cut` choose one cut only, unless it does not fit.
+    """Restrict `best_cut` to one cut, or to single tasks if it does not fit; an empty name restricts nothing.
 
-    The cuts that graphs get are noted with their predicted durations [s].
+    The cuts that graphs get are added to `made` with their predicted durations [s].
     """
     all_cuts, best_cut = cuts._cuts, graphs.best_cut
 

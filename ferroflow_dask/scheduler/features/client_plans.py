@@ -51,7 +51,7 @@ class ClientPlans(Feature):
 
 
 def prepared(without: Collection[str]) -> Callable[[Client], None]:
-    """Return a function that lets this process keep plans while a client is open, or until `forget`.
+    """Return a function that keeps plans in this process while a client is open, or until `forget`.
 
     Parameters
     ----------
