@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from distributed import Scheduler, Worker
+
 #: A task or a program waits no longer for a partner, so that a failing row ends [s].
 LONGEST_S = 20.0
 _POLL_S = 0.002
@@ -150,10 +152,17 @@ def blocked(trial: Any) -> list[Any]:
 
 
 def arrived(trial: Any, futures: list[Any]) -> None:
-    """Wait until the scheduler has the graph of some futures, and has handled all messages of the client."""
+    """Wait until the scheduler has handled all messages of the client, and workers in threads those of it."""
     wait_until(lambda: futures[-1].key in trial.scheduler.tasks)
     trial.client.submit(inc, 0, key="arrived", priority=2000, workers=trial.workers[:1]).release()
     trial.client.sync(trial.client.scheduler.identity)
+    workers = [worker for worker in trial.cluster.workers.values() if isinstance(worker, Worker)]
+    wait_until(lambda: all(_has_its_tasks(worker, trial.scheduler) for worker in workers))
+
+
+def _has_its_tasks(worker: Worker, scheduler: Scheduler) -> bool:
+    sent = list(scheduler.workers[worker.address].processing)
+    return all(ts.key in worker.state.tasks for ts in sent)
 
 
 def low_before_high(folder: str) -> int:

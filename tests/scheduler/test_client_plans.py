@@ -29,6 +29,13 @@ FRAME = pd.DataFrame({"x": np.arange(100) % 7, "y": np.arange(100.0)})
 LARGE = pd.DataFrame({"y": np.arange(200_000.0)})
 
 
+@pytest.fixture(autouse=True)
+def _no_other_clients() -> None:
+    """Forget the plans of clients that another test of this process did not close."""
+    for client in list(client_plans._plans._clients):
+        client_plans.forget(client)
+
+
 @pytest.fixture(name="optimized")
 def _optimized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of each expression that Dask optimizes."""
