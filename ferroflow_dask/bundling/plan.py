@@ -112,8 +112,8 @@ class Plan:
         For explanations of tasks: the decision and its reason.
     measured : mapping of str to float, optional
         Sizes of the data of shuffles that exist, by their identifiers [B].
-    held : Held, optional
-        The part of the graph that is planned when the sizes of its shuffles are known.
+    held : tuple of Held, optional
+        The parts of the graph that are planned when the sizes of their shuffles are known.
     premises : Premises, optional
         None if the tasks are those of the graph.
     rest : SentGraph, optional
@@ -133,7 +133,7 @@ class Plan:
     kept_shuffles: Mapping[Key, tuple[str, list[Key]]] = field(default_factory=dict)
     reasons: Mapping[Key, tuple[str, str]] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
-    held: Held | None = None
+    held: tuple[Held, ...] = ()
     premises: Premises | None = None
     rest: SentGraph | None = None
     until: Until | None = None

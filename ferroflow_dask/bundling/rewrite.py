@@ -32,7 +32,7 @@ from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
 from ferroflow_dask.bundling.small_shuffles import plain_keys, with_small_shuffles
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
-from ferroflow_dask.bundling.stages import Held, held_part
+from ferroflow_dask.bundling.stages import Held, held_parts
 
 #: Smaller graphs run as they come [tasks].
 FEWEST = 10
@@ -154,7 +154,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
     """Return the plan of a graph with plain shuffles and bundles."""
     tasks, shuffled, kept = graph.tasks, dict[Key, float](), dict[Key, tuple[str, list[Key]]]()
     pieces, direct = dict[Key, Averages](), set[Key]()
-    wanted_now, held, measured = graph.wanted, None, dict[str, float]()
+    wanted_now, held, measured = graph.wanted, tuple[Held, ...](), dict[str, float]()
     annotations = {name: dict(by_key) for name, by_key in graph.annotations.items()}
     if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
         plain = with_small_shuffles(graph, snapshot)
@@ -164,16 +164,17 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
             pieces = {key: Averages(_PIECE_S, nbytes, nbytes) for key, nbytes in plain.pieces.items()}
             direct = {key for key in shuffled if not pieces.keys().isdisjoint(tasks[key].dependencies)}
         common = _common(graph) if "stages" in snapshot.features else None
-        if common is not None and (held := held_part(graph, plain, snapshot, token)) is not None:
-            for name, value in common.items():  # the tasks of its plan get them from it
-                annotations[name] |= dict.fromkeys(held.tasks, value)
+        if common is not None:
+            held = held_parts(graph, plain, snapshot, token)
+            for name, value in common.items():  # the tasks of their plans get them from them
+                annotations[name] |= {key: value for part in held for key in part.tasks}
         for by_key in annotations.values():
             by_key |= {new: by_key[old] for new, old in plain.origins.items() if old in by_key}
-    premises = Premises.of(tasks if held is None else plain.tasks, snapshot)
-    if held is not None:
-        late = held.rest.tasks.keys()
+    premises = Premises.of(plain.tasks if held else tasks, snapshot)
+    if held:
+        late = {key for part in held for key in part.rest.tasks}
         tasks = {key: task for key, task in plain.tasks.items() if key not in late}
-        wanted_now = (graph.wanted - late).union(held.inputs & tasks.keys())
+        wanted_now = (graph.wanted - late).union(*(part.inputs & tasks.keys() for part in held))
         kept = {key: one for key, one in kept.items() if key not in late}
     bundled: BundledGraph | None = None
     if len(tasks) >= FEWEST or snapshot.holds_some(tasks):
@@ -183,7 +184,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         alone |= _alone(sharing.tasks, premises, snapshot)
         known = replace(graph, averages={**graph.averages, **pieces}) if pieces else graph
         bundled = _cut(known, sharing, wanted, snapshot, token, alone=alone)
-    prediction = bundled.prediction if bundled is not None and held is None else None
+    prediction = bundled.prediction if bundled is not None and not held else None
     if bundled is not None and not bundled.bundles:
         bundled = None
     if bundled is not None:
@@ -191,14 +192,14 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         for name, value in inherited.items():
             annotations[name] |= dict.fromkeys(bundled.bundles, value)
         tasks = bundled.tasks
-    elif not shuffled and held is None:
+    elif not shuffled and not held:
         return replace(unchanged(graph), prediction=prediction, kept_shuffles=kept, measured=measured)
     order = _order(graph, tasks, bundled)
     bundles = bundled.bundles if bundled is not None else {}
-    if held is not None:
+    for part in held:
         last = max(order.values(), default=0.0)
-        order |= {key: last + i for i, key in enumerate(held.tasks, 1)}
-        tasks, bundles = {**tasks, **held.tasks}, {**bundles, **held.bundles}
+        order |= {key: last + i for i, key in enumerate(part.tasks, 1)}
+        tasks, bundles = {**tasks, **part.tasks}, {**bundles, **part.bundles}
     return Plan(
         graph,
         tasks,
@@ -230,14 +231,14 @@ def _common(graph: SentGraph) -> dict[str, Any] | None:
 
 
 def _reasons(
-    shuffled: Mapping[Key, float], direct: Collection[Key], held: Held | None
+    shuffled: Mapping[Key, float], direct: Collection[Key], held: Collection[Held]
 ) -> dict[Key, tuple[str, str]]:
     found: dict[Key, tuple[str, str]] = {}
     for key, nbytes in shuffled.items():
         what = "direct shuffle" if key in direct else "plain tasks"
         found[key] = what, f"a P2P shuffle of {_in_words(nbytes)}"
-    if held is not None:
-        found[held.name] = "held", f"until {len(held.inputs)} inputs are complete"
+    for part in held:
+        found[part.name] = "held", f"until {len(part.inputs)} inputs are complete"
     return found
 
 

@@ -1,9 +1,10 @@
-"""Stages: the part of a graph behind shuffles of unknown size is held until the data exist.
+"""Stages: the parts of a graph behind shuffles of unknown size are held until the data exist.
 
 How a shuffle is best run depends on the size of its data. The data of the first shuffles of a graph exist
 when the tasks before them have ended. The rest of the graph is one bundle until then, which no worker gets.
-Then it is planned like a graph that has just arrived. Shuffles behind others are held again. Spark calls this
-adaptive query execution (Apache Spark 3.0, SPARK-31412).
+What does not depend on each other is in different parts: a part never waits for the data of another one.
+Then a part is planned like a graph that has just arrived. Shuffles behind others are held again. Spark calls
+this adaptive query execution (Apache Spark 3.0, SPARK-31412).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dask.typing import Key
 from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.division import components
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import dependents_of, in_order, needed_by
@@ -32,7 +34,7 @@ Groups = Sequence[Sequence[shuffles.Shuffle]]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The part of a graph that is held.
+    """A part of a graph that is held.
 
     Parameters
     ----------
@@ -63,8 +65,8 @@ class Held:
         return self.bundles[self.name].places.keys()
 
 
-def held_part(graph: SentGraph, plain: PlainShuffles, snapshot: Snapshot, token: str) -> Held | None:
-    """Return the part of a graph behind its shuffles of unknown size; None if there is none.
+def held_parts(graph: SentGraph, plain: PlainShuffles, snapshot: Snapshot, token: str) -> tuple[Held, ...]:
+    """Return the parts of a graph behind its shuffles of unknown size.
 
     Parameters
     ----------
@@ -75,30 +77,54 @@ def held_part(graph: SentGraph, plain: PlainShuffles, snapshot: Snapshot, token:
     token : str
         As in `rewrite`.
     """
-    tasks = plain.tasks
     unknown = _held_shuffles(plain)
     if not unknown:
-        return None
-    late = _late(unknown, tasks)
+        return ()
+    late = _late(unknown, plain.tasks)
     if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):
-        return None
+        return ()
     late |= _needless(graph, plain, unknown, late, snapshot)
-    wanted = graph.wanted & late
-    rest = {key: task for key, task in tasks.items() if key in late}
-    all_plain = with_plain_tasks(rest, lambda _: _PLAIN)
-    if shuffles.has_p2p(all_plain.tasks):
-        return None  # one cannot be replaced
-    sources = tuple(
+    found: list[Held] = []
+    for rest in _separate({key: task for key, task in plain.tasks.items() if key in late}):
+        part = replace(graph, tasks=rest, wanted=graph.wanted & rest.keys(), is_late=True)
+        sources = _sources(unknown, part, late, snapshot)
+        one = _held(part, sources, snapshot, (f"{BUNDLE_PREFIX}-held-{token}", len(found)))
+        found += [one] if one is not None else []
+    return tuple(found)
+
+
+def _separate(tasks: Mapping[Key, GraphNode]) -> list[dict[Key, GraphNode]]:
+    """Return the parts of a graph that do not depend on each other."""
+    keys = list(tasks)
+    numbers = {key: i for i, key in enumerate(keys)}
+    reads = [[numbers[one] for one in task.dependencies if one in numbers] for task in tasks.values()]
+    return [{keys[i]: tasks[keys[i]] for i in part} for part in components(reads, 0, range(len(keys)))]
+
+
+def _sources(
+    unknown: Groups, part: SentGraph, late: set[Key], snapshot: Snapshot
+) -> tuple[tuple[tuple[Key, ...], float], ...]:
+    """Return the data of a part's shuffles that are computed before it, and the sizes for plain tasks."""
+    own = [group for group in unknown if any(one.key in part.tasks for one in group[0].transfers)]
+    return tuple(
         (tuple(keys), most_nbytes(snapshot.cluster, sum(one.n_pieces for one in group)))
-        for group in unknown
+        for group in own
         for shuffle in group
-        if late.isdisjoint(keys := shuffle.sources(rest))
+        if late.isdisjoint(keys := shuffle.sources(part.tasks))
     )
-    name: Key = (f"{BUNDLE_PREFIX}-held-{token}", 0)
-    own = _as_bundle(rest, wanted, snapshot)
+
+
+def _held(
+    part: SentGraph, sources: tuple[tuple[tuple[Key, ...], float], ...], snapshot: Snapshot, name: Key
+) -> Held | None:
+    """Hold a part; None if a shuffle cannot be replaced, or the tasks cannot be a bundle."""
+    all_plain = with_plain_tasks(part.tasks, lambda _: _PLAIN)
+    if shuffles.has_p2p(all_plain.tasks):
+        return None
+    own = _as_bundle(part.tasks, part.wanted, snapshot)
     bundles = {name: own}
     bundles |= {key: Bundle.of_value(key, (name, item)) for item, key in enumerate(own.delivered)}
-    runnable = _as_bundle(all_plain.tasks, wanted, snapshot)
+    runnable = _as_bundle(all_plain.tasks, part.wanted, snapshot)
     isolation = Isolation()
     try:
         written = {
@@ -107,7 +133,7 @@ def held_part(graph: SentGraph, plain: PlainShuffles, snapshot: Snapshot, token:
         }
     except NotIsolatedError:
         return None
-    return Held(name, replace(graph, tasks=rest, wanted=wanted, is_late=True), sources, bundles, written)
+    return Held(name, part, sources, bundles, written)
 
 
 def _late(unknown: Groups, tasks: Mapping[Key, GraphNode]) -> set[Key]:

@@ -169,8 +169,7 @@ def has_no_sample(plan: Plan) -> bool:
 
 
 def holds_a_part(plan: Plan) -> bool:
-    held = plan.held
-    assert held is not None
+    (held,) = plan.held
     ((sources, _),) = held.sources
     assert {*held.inputs} == {*sources}
     assert plan.tasks.keys() >= {*sources}
@@ -347,13 +346,13 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
         replace(P2P, annotations={"priority": dict.fromkeys(P2P.tasks, 3)}),
         KNOWN,
         lambda plan: (
-            holds_a_part(plan) and all(plan.annotations["priority"][key] == 3 for key in plan.held.tasks)
+            holds_a_part(plan) and all(plan.annotations["priority"][key] == 3 for key in plan.held[0].tasks)
         ),
     ),
     "data of unknown size in a graph with retries": (
         replace(P2P, annotations={"retries": dict.fromkeys(P2P.tasks, 3)}),
         KNOWN,
-        lambda plan: plan.held is None and n_barriers(plan.tasks) == 1,
+        lambda plan: not plan.held and n_barriers(plan.tasks) == 1,
     ),
     "data of a shuffle of unknown size without stages": (
         P2P,

@@ -14,7 +14,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from bundled import Bundling, gates, on_bundling_cluster
+from bundled import Bundling, gates, on_bundling_cluster, wait_at
 from distributed import Client, Worker, fire_and_forget, futures_of, wait
 from random_shuffles import cluster, compare_held, limit_shuffles
 from waiting import comes
@@ -288,6 +288,34 @@ def test_a_part_is_planned_before_its_slow_inputs_that_are_not_shuffled_exist() 
             assert not on.scheduler.tasks["slow-0"].who_has
             gate.open()
             await asyncio.wait_for(future, 30)
+
+    on_stages(test)
+
+
+@pytest.mark.cluster
+def test_a_part_does_not_wait_for_the_data_of_another_one() -> None:
+    def wait_at_gate(part: pd.DataFrame, name: str) -> pd.DataFrame:
+        if part.index[0] == 0:  # the others leave threads free
+            wait_at("part", name)
+        return part
+
+    def joined(seed: int, name: str) -> Any:
+        left, right = rows(seed, 200), rows(seed + 1, 100)
+        frame = dd.from_pandas(left, npartitions=4).map_partitions(wait_at_gate, name, meta=left)
+        return frame.merge(dd.from_pandas(right, npartitions=4), on="k", broadcast=False)
+
+    async def test(on: Bundling) -> None:
+        with gates() as make:
+            slow_gate, fast_gate = make(), make()
+            slow, fast = on.client.compute([joined(1, slow_gate.name), joined(5, fast_gate.name)])
+            await comes(lambda: held(on) == 2)
+            fast_gate.open()
+            found = await asyncio.wait_for(fast, 30)
+            assert held(on) == 1
+            assert not slow.done()
+            slow_gate.open()
+            await assert_ends([slow], rows(1, 200).merge(rows(2, 100), on="k"))
+            pd.testing.assert_frame_equal(ordered(found), ordered(rows(5, 200).merge(rows(6, 100), on="k")))
 
     on_stages(test)
 

@@ -193,8 +193,8 @@ class Graphs:
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""
         created, plan = dict(self._arrivals.created()), self.planned()
-        if plan is not None and plan.held is not None:  # it will never run
-            self.bundles.expect({plan.held.name: created.pop(plan.held.name)})
+        for part in plan.held if plan is not None else ():  # it will never run
+            self.bundles.expect({part.name: created.pop(part.name)})
         self.bundles.add(created)
         # Their inputs are bundles, which say nothing of how much data they read.
         readers = ((key, one) for key, one in created.items() if len(one.tasks) == 1)

@@ -93,12 +93,15 @@ class Stages:
         self.counts = {"held": 0, "planned": 0, "split": 0}
 
     def add(self, plan: Plan) -> None:
-        """Hold a part of a graph whose tasks were created, and learn the sizes of its shuffles."""
+        """Hold parts of a graph whose tasks were created, and learn the sizes of its shuffles."""
         for shuffle, nbytes in plan.measured.items():
             self._learned.record_shuffle(shuffle, nbytes)
-        held, bundle = plan.held, None if plan.held is None else self._bundles.get(plan.held.name)
-        if held is None or bundle is None or held.name not in self._scheduler.tasks:
-            return
+        for part in plan.held:
+            bundle = self._bundles.get(part.name)
+            if bundle is not None and part.name in self._scheduler.tasks:
+                self._add(part, bundle)
+
+    def _add(self, held: Held, bundle: Bundle) -> None:
         sizes: dict[Key, list[DataSize]] = {}
         for sources, most_nbytes in held.sources:
             one = DataSize(len(sources), most_nbytes)
