@@ -51,7 +51,7 @@ def keeps_to_restrictions(make: Make) -> None:
 
 def gives_paused_workers_nothing(make: Make) -> None:
     cluster = Checked(make())
-    cluster.view.set_running("w1", False)
+    cluster.view.set_running("w1", False, cluster.now)
     for more in (HELD, ANYWHERE, THERE):
         cluster.try_all("w3", **more)
 

@@ -178,7 +178,9 @@ class WorkerView:
     speed : float
         How many times as fast as usual it runs tasks; learned.
     is_running : bool
-        False while the worker is paused or about to leave: it gets no tasks.
+        False while the worker is paused or about to leave: it gets no tasks, and starts none.
+    stopped_at : float
+        When it last became so [s].
     backlog_s : float
         Expected durations of its tasks [s].
     progress_at : float
@@ -206,6 +208,7 @@ class WorkerView:
     host: str = ""
     speed: float = 1.0
     is_running: bool = True
+    stopped_at: float = 0.0
     backlog_s: float = 0.0
     progress_at: float = 0.0
     nbytes: int = 0
@@ -216,6 +219,12 @@ class WorkerView:
     is_full: bool = False
     is_short_of_memory: bool = False
     queue: TaskQueue = field(default_factory=TaskQueue)
+    #: Number of tasks that run or start at once, if there are as many. While it starts none, these are the
+    #: tasks that are known to run.
+    n_starting: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_starting = self.nthreads
 
     def expect(self, missing: int, near: int) -> None:
         """Note that so many bytes will be on their way to it, and how many of them from its host [B]."""
@@ -236,8 +245,8 @@ class WorkerView:
 
     @property
     def n_waiting(self) -> int:
-        """Number of tasks beyond those that the threads can run."""
-        return max(0, len(self.queue) - self.nthreads)
+        """Number of tasks beyond those that the threads can run; if it starts none, some of them may run."""
+        return max(0, len(self.queue) - self.n_starting)
 
     @property
     def wait_s(self) -> float:
@@ -260,8 +269,11 @@ class WorkerView:
         """Return by how much the task at the front has taken longer than expected [s].
 
         What has run long will probably run on for about as long again, so this is also the best guess
-        at the time until the worker's next task starts beyond `wait_s`.
+        at the time until the worker's next task starts beyond `wait_s`. The same holds for a worker that
+        has started no task for long.
         """
+        if not self.is_running:
+            return now - self.stopped_at
         return max(0.0, now - self.progress_at - self.queue[0].cost_s / self.speed) if self.queue else 0.0
 
     @property
@@ -271,5 +283,5 @@ class WorkerView:
 
     def waiting_from_last(self) -> Iterator[TaskView]:
         """Yield tasks that probably have not started, the one due last first."""
-        for position in range(len(self.queue) - 1, self.nthreads - 1, -1):
+        for position in range(len(self.queue) - 1, self.n_starting - 1, -1):
             yield self.queue[position]

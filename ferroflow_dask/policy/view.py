@@ -108,10 +108,22 @@ class ClusterView(LoadOrder):
     def _note_kinds(self) -> None:
         self.has_devices = any(worker.kind != "cpu" for worker in self.workers.values())
 
-    def set_running(self, key: WorkerKey, is_running: bool) -> None:
-        """Note that a worker may, or may no longer, be given tasks."""
+    def set_running(self, key: WorkerKey, is_running: bool, now: float) -> None:
+        """Note that a worker may, or may no longer, be given tasks, and starts those that it has."""
         worker = self.workers[key]
-        worker.is_running = is_running
+        if is_running is worker.is_running:
+            return
+        self.n_crowded -= worker.n_waiting > 0
+        worker.is_running, worker.n_starting = is_running, worker.nthreads if is_running else 0
+        self.n_crowded += worker.n_waiting > 0
+        if is_running:
+            worker.progress_at = now
+            for place in range(min(worker.nthreads, len(worker.queue))):
+                worker.queue.start(place, now)
+        else:
+            worker.stopped_at = now
+            for task in worker.queue[: worker.nthreads]:
+                self._set_started(task, worker, has_started=False)
         self._file(worker)
         self._count_idle(worker, is_running)
 
@@ -129,14 +141,20 @@ class ClusterView(LoadOrder):
             return
         task, worker = self.assigned[key]
         started = [other for other in islice(worker.queue, worker.nthreads) if other.has_started]
-        changed = [task]
-        if len(started) == worker.nthreads:  # it has the thread of the one that was sent last
-            changed.append(max(started, key=lambda other: other.sent))
         self._touch(worker)
-        for one in changed:
-            worker.queue.take_out(one)
-            one.has_started = one is task
-            worker.queue.add(one)
+        if not worker.is_running:
+            self.n_crowded -= worker.n_waiting == 1
+            worker.n_starting += 1
+        elif len(started) == worker.nthreads:  # it has the thread of the one that was sent last
+            latest = max(started, key=lambda other: other.sent)
+            self._set_started(latest, worker, has_started=False)
+        self._set_started(task, worker, has_started=True)
+
+    @staticmethod
+    def _set_started(task: TaskView, worker: WorkerView, *, has_started: bool) -> None:
+        worker.queue.take_out(task)
+        task.has_started = has_started
+        worker.queue.add(task)
 
     def set_priority(self, task: TaskView, priority: Priority) -> None:
         """Note where a task stands in the order of execution from now on, whether or not it is in a queue."""
@@ -196,7 +214,7 @@ class ClusterView(LoadOrder):
         if task.costs_s:
             task.cost_s = task.cost_on(worker)
         task.sent = worker.turn
-        task.has_started = n_before < worker.nthreads
+        task.has_started = n_before < worker.n_starting
         task.started_at = now
         if task.n_steps > 1:
             self.divisible[task.key] = True
@@ -205,9 +223,9 @@ class ClusterView(LoadOrder):
             if missing > 0:
                 worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
-        if n_before >= worker.nthreads:
+        if n_before >= worker.n_starting:
             self._crowded.changed[worker] = None
-            self.n_crowded += n_before == worker.nthreads
+            self.n_crowded += n_before == worker.n_starting
         elif n_before == worker.nthreads - 1 and worker.is_running:
             self.n_idle -= 1
             self._idle.pop(key, None)
@@ -276,9 +294,12 @@ class ClusterView(LoadOrder):
         n_left = len(queue)
         if task.output_bytes:
             worker.due_nbytes -= task.output_bytes
-        if n_left >= worker.nthreads:
+        if task.has_started and not worker.is_running:
             self._crowded.changed[worker] = None
-            self.n_crowded -= n_left == worker.nthreads
+            worker.n_starting -= 1
+        elif n_left >= worker.n_starting:
+            self._crowded.changed[worker] = None
+            self.n_crowded -= n_left == worker.n_starting
             if task.has_started:
                 queue.start(worker.nthreads - 1, worker.progress_at)
         elif n_left == worker.nthreads - 1 and worker.is_running:

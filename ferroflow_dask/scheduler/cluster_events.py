@@ -41,7 +41,8 @@ class ClusterEvents:
         ws = self._scheduler.workers[address]
         self._view.add_worker(address, ws.nthreads, kind_of_worker(ws), ws.host)
         self._core.decisions.named(address, str(ws.name))
-        self._view.set_running(address, ws in self._scheduler.running)  # it may not be ready yet
+        # It may not be ready yet.
+        self._view.set_running(address, ws in self._scheduler.running, self._core.clock())
         self._task_views.workers_changed()
         for hook in self._hooks.add_worker:
             hook(address)
@@ -90,7 +91,7 @@ class ClusterEvents:
         if action == "worker-status-change" and msg.get("status") != "running":
             self._graphs.dividing.ask_all_on(topic, "its worker has stopped taking tasks")
         if action in ("worker-status-change", "remove-worker"):
-            self._view.set_running(topic, msg.get("status") == "running")
+            self._view.set_running(topic, msg.get("status") == "running", self._core.clock())
             self._task_views.workers_changed()
             self._core.passes.ask()
 

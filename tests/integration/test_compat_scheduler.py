@@ -126,6 +126,23 @@ def test_paused_workers_get_nothing_until_they_resume() -> None:
         assert holders(client, futures) == {worker.address for worker in [*others, paused]}
 
 
+def test_others_run_what_a_paused_worker_has_not_started() -> None:
+    with cluster_of({}, {}, {}) as client:
+        first, *others = workers_of(client)
+        blocking = client.submit(hold, "first", workers=[first.address])
+        busy = [client.submit(hold, "others", workers=[one.address], pure=False) for one in others]
+        until(lambda: all(worker.state.executing for worker in (first, *others)))
+        futures = client.map(neg, range(5), workers=[first.address], allow_other_workers=True)
+        until(lambda: len(first.state.tasks) == 6)
+        set_status(client, first, Status.paused)
+        Event("first").set()
+        wait(blocking)
+        Event("others").set()
+        wait(busy)
+        assert client.gather(futures) == [0, -1, -2, -3, -4]
+        assert not any(future.key in first.data for future in futures)
+
+
 def test_spilling_workers_give_right_results(tmp_path: Path) -> None:
     limits = {f"distributed.worker.memory.{name}": False for name in ("spill", "pause", "terminate")}
     options = {"memory_limit": "8 MB", "local_directory": str(tmp_path)}

@@ -65,7 +65,7 @@ def test_changes_between_two_questions_leave_the_order_right() -> None:
     assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == []
     assert cluster.view.first_idle(9) == ["w3", "w2"]
     cluster.view.finish(2, cluster.now)
-    cluster.view.set_running("w3", False)
+    cluster.view.set_running("w3", False, cluster.now)
     assert cluster.view.first_idle(9) == ["w0", "w2"]
     assert [worker.key for worker in cluster.view.least_loaded()] == ["w2"]
 
@@ -86,7 +86,7 @@ def test_only_short_tasks_go_beside_the_one_before(second: dict[str, Any], expec
     assert cluster.ready([cluster.task("first", cost_s=1e-3)]) == ["w0"]
     assert cluster.ready([cluster.task("second", **{"cost_s": 1e-3, **second})]) == [expected]
     if expected == "w0":
-        cluster.view.set_running("w0", False)
+        cluster.view.set_running("w0", False, cluster.now)
         assert cluster.ready([cluster.task("paused", cost_s=1e-3)]) == ["w1"]
 
 
@@ -171,9 +171,9 @@ def test_our_policies_use_all_workers_that_they_may(name: str) -> None:
 @pytest.mark.parametrize("name", policy_names())
 def test_our_policies_use_a_worker_that_was_paused(name: str) -> None:
     cluster = Cluster(make_policy(name), workers=3)
-    cluster.view.set_running("w1", False)
+    cluster.view.set_running("w1", False, cluster.now)
     assert "w1" not in cluster.ready(cluster.task(i, **HELD) for i in range(20))
-    cluster.view.set_running("w1", True)
+    cluster.view.set_running("w1", True, cluster.now)
     assert "w1" in cluster.ready(cluster.task(100 + i, **HELD) for i in range(20))
 
 
@@ -205,8 +205,8 @@ def test_a_bundle_waits_for_a_worker_that_has_memory_and_goes_to_no_paused_one()
         cluster.view.set_short_of_memory(worker, True)
     cluster.put("w3", cluster.task("long", 9.0))
     assert cluster.ready([cluster.task("first", is_bundle=True)]) == ["w3"]
-    cluster.view.set_running("w3", False)
+    cluster.view.set_running("w3", False, cluster.now)
     assert cluster.ready([cluster.task("second", is_bundle=True)]) == ["w0"]
-    cluster.view.set_running("w3", True)
+    cluster.view.set_running("w3", True, cluster.now)
     cluster.view.set_short_of_memory("w1", False)
     assert cluster.ready([cluster.task("third", is_bundle=True)]) == ["w1"]
