@@ -25,7 +25,7 @@ from distributed import scheduler as upstream
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
-from distributed.scheduler import Scheduler, TaskPrefix, Transition, WorkerState
+from distributed.scheduler import Scheduler, TaskPrefix, TaskState, Transition, WorkerState
 
 from ferroflow_dask.scheduler.changes import Change, ItemChange
 
@@ -95,6 +95,30 @@ def lean_changes(scheduler: Scheduler) -> Iterable[Change]:
         ("_transition", _transition_on(scheduler)),
         ("check_idle_saturated", _check_on(scheduler, least)),
         ("decide_worker_rootish_queuing_enabled", _choice_on(scheduler, least)),
+    ):
+        yield ItemChange(f"Scheduler.{name}", vars(scheduler), name, function)
+
+
+def queue_changes(scheduler: Scheduler, choose: Callable[[WorkerState], TaskState]) -> Iterable[Change]:
+    """Return the changes by which `choose` chooses the queued task that a worker with a free slot gets."""
+    usual = scheduler.decide_worker_rootish_queuing_enabled
+    chosen: list[WorkerState] = []
+
+    def decide() -> WorkerState | None:
+        return chosen.pop() if chosen else usual()
+
+    def open_slots(*, stimulus_id: str) -> None:
+        while scheduler.queued and (ws := usual()) is not None:
+            ts = choose(ws)
+            chosen.append(ws)
+            scheduler.transitions({ts.key: "processing"}, stimulus_id)
+            chosen.clear()
+            if ts.state == "queued":
+                return
+
+    for name, function in (
+        ("decide_worker_rootish_queuing_enabled", decide),
+        ("stimulus_queue_slots_maybe_opened", open_slots),
     ):
         yield ItemChange(f"Scheduler.{name}", vars(scheduler), name, function)
 

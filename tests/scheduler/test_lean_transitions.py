@@ -29,6 +29,11 @@ def is_lean(cluster: VirtualCluster) -> bool:
     return bool(present)
 
 
+def cluster_of(workers: int) -> VirtualCluster:
+    """Return a cluster on which nothing else changes these functions."""
+    return VirtualCluster(workers, without=("siblings",))
+
+
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one of the functions be unknown."""
@@ -40,14 +45,14 @@ def test_all_functions_of_this_distributed_are_known() -> None:
 
 
 def test_the_plugin_installs_them_and_undoes_them() -> None:
-    cluster = VirtualCluster(2)
+    cluster = cluster_of(2)
     assert is_lean(cluster)
     cluster.stealing.lifecycle.detach()
     assert not is_lean(cluster)
 
 
 def test_with_an_unknown_function_dasks_own_stay_and_everything_works(refused: None) -> None:
-    cluster = VirtualCluster(3)
+    cluster = cluster_of(3)
     assert not is_lean(cluster)
     cluster.submit(GRAPHS["shuffle"](200))
     cluster.run()

@@ -26,6 +26,7 @@ from ferroflow_dask.scheduler.features.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.features.samples import Samples
 from ferroflow_dask.scheduler.features.scattered_replicas import ScatteredReplicas
 from ferroflow_dask.scheduler.features.sharing import Sharing
+from ferroflow_dask.scheduler.features.siblings import Siblings
 from ferroflow_dask.scheduler.features.stages import Stages
 
 logger = logging.getLogger("ferroflow_dask")
@@ -36,6 +37,7 @@ ENTRY_POINT_GROUP = "ferroflow_dask.features"
 BUILT_IN: tuple[type[Feature], ...] = (
     QueueDepth,
     LeanTransitions,
+    Siblings,
     PolicyWatch,
     InlinedResults,
     Prefetch,
@@ -52,7 +54,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     Metrics,
 )
 #: Those that work in virtual time, in which a policy takes none.
-VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, InlinedResults, Prefetch)
+VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, Siblings, InlinedResults, Prefetch)
 
 
 def check_names(names: object) -> tuple[str, ...]:

@@ -1,0 +1,184 @@
+"""Siblings: queued tasks whose results are read together go to one worker, and nothing else is different."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import convert_legacy_graph
+from distributed import Client, Scheduler
+from in_charge import feature, in_charge, scheduler_of, stealing_of
+from virtual_runs import L, finished, independent
+
+from ferroflow_dask import install
+from ferroflow_dask.scheduler.features.siblings import Siblings
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+
+MB = 10**6
+
+
+def graph_of(collection: Any) -> dict[Any, VirtualTask]:
+    """Return the graph of a collection, with long tasks whose durations differ, and results of one size."""
+    rng = random.Random(0)
+    (optimized,) = dask.optimize(collection)
+    tasks = convert_legacy_graph(dict(optimized.__dask_graph__()))
+    return {
+        key: VirtualTask(rng.uniform(0.4, 0.6), tuple(task.dependencies), nbytes=MB)
+        for key, task in tasks.items()
+    }
+
+
+def array(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Any:
+    return da.random.default_rng(1).random(shape, chunks=chunks)
+
+
+def tree() -> dict[Any, VirtualTask]:
+    return graph_of(array((1000, 1000), (50, 50)).sum())
+
+
+def cluster_of(*, with_siblings: bool = True, **options: Any) -> VirtualCluster:
+    without = () if with_siblings else ("siblings",)
+    usual = {"latency_s": L, "bandwidth": 100 * MB, "without": without, "nthreads": 2}
+    return VirtualCluster(4, **{**usual, **options})
+
+
+def moved_nbytes(cluster: VirtualCluster) -> int:
+    return sum(transfer.nbytes for transfer in cluster.record.transfers)
+
+
+def measured(graph: dict[Any, VirtualTask], *, with_siblings: bool) -> tuple[int, int, float]:
+    """Return the bytes that move, the most that a worker holds [B], and the makespan [s]."""
+    cluster, held = cluster_of(with_siblings=with_siblings), [0]
+    follow = cluster.record.transition
+
+    def transition(*args: Any, **more: Any) -> None:
+        follow(*args, **more)
+        held.append(max(ws.nbytes for ws in cluster.scheduler.workers.values()))
+
+    cluster.record.transition = transition  # type: ignore[method-assign]
+    cluster.submit(graph)
+    finished(cluster)
+    return moved_nbytes(cluster), max(held), cluster.record.makespan_s
+
+
+def n_reserved(cluster: VirtualCluster) -> int:
+    return len(feature(cluster.stealing, "siblings").pending())
+
+
+@pytest.mark.parametrize(
+    ("collection", "most"),
+    [
+        (array((1000, 1000), (50, 50)).sum(), 0.4),
+        (array((2000, 500), (20, 50)).sum(axis=0), 0.4),
+        ((array((1000, 1000), (50, 50)) + array((1000, 1000), (50, 50))).mean(), 0.6),
+    ],
+    ids=["total", "along an axis", "after an operation"],
+)
+def test_fewer_bytes_move_and_no_worker_holds_more(collection: Any, most: float) -> None:
+    graph = graph_of(collection)
+    nbytes_before, held_before, before_s = measured(graph, with_siblings=False)
+    nbytes, held, taken_s = measured(graph, with_siblings=True)
+    assert nbytes <= most * nbytes_before
+    assert held <= held_before
+    assert taken_s <= 1.005 * before_s
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        independent(80),
+        graph_of(array((300, 300), (50, 50)) @ array((300, 300), (50, 50))),
+        {("r", i): VirtualTask(0.5, nbytes=MB) for i in range(60)}
+        | {"end": VirtualTask(0.5, tuple(("r", i) for i in range(60)))},
+    ],
+    ids=["no reader", "a matrix product", "a reader of many"],
+)
+def test_other_graphs_run_as_without(graph: dict[Any, VirtualTask]) -> None:
+    found = []
+    for with_siblings in (False, True):
+        cluster = cluster_of(with_siblings=with_siblings)
+        cluster.submit(graph)
+        finished(cluster)
+        found.append(list(cluster.record.timeline()))
+    assert found[0] == found[1]
+
+
+def test_a_graph_of_higher_priority_comes_before_what_is_reserved() -> None:
+    cluster = cluster_of()
+    urgent = {("u", i): VirtualTask(0.5, annotations={"priority": 1}) for i in range(40)}
+    cluster.submit(tree())
+    cluster.at(2.0, cluster.submit, urgent)
+    finished(cluster)
+    roots = [start for key, _, start, _ in cluster.record.timeline() if "random_sample" in str(key)]
+    last_urgent_s = max(start for key, _, start, _ in cluster.record.timeline() if key[0] == "u")
+    assert not [start for start in roots if 2.6 < start < last_urgent_s]  # tasks on their way run first
+
+
+def test_what_is_reserved_for_a_paused_worker_is_left_to_others_after_a_while() -> None:
+    cluster, reserved = cluster_of(), list[Any]()
+
+    def pause() -> None:
+        own = feature(cluster.stealing, "siblings")._own
+        most = max(own, key=lambda ws: len(own[ws]))
+        reserved.extend(own[most])
+        cluster.pause([worker.state.address for worker in cluster.workers].index(most.address))
+
+    cluster.submit(tree())
+    cluster.at(3.0, pause)
+    finished(cluster)
+    roots = [(start, key) for key, _, start, _ in cluster.record.timeline() if "random" in str(key)]
+    order = [key for _, key in sorted(roots)]
+    assert reserved
+    assert max(map(order.index, reserved)) < 200 < len(order)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_events_leave_nothing_reserved(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = cluster_of(nthreads=rng.randint(1, 3), seed=seed)
+    graph = tree()
+    cluster.submit(graph)
+    cluster.at(rng.uniform(0, 9), cluster.pause, 1)
+    if seed % 2:
+        cluster.at(rng.uniform(9, 20), cluster.resume, 1)
+    if seed % 3 == 0:
+        cluster.at(rng.uniform(0, 9), cluster.leave, 2)
+    if seed % 5 == 0:
+        cluster.at(rng.uniform(0, 9), cluster.join)
+    if seed % 7 == 0:
+        cluster.at(rng.uniform(0, 9), cluster.release, list(graph))
+    finished(cluster)
+    assert not n_reserved(cluster)
+
+
+@pytest.mark.cluster
+def test_a_real_cluster_has_the_values_of_stock(thread_client: Client) -> None:
+    values = np.arange(1600.0).reshape(40, 40)
+    with in_charge(thread_client), dask.annotate(ferroflow_bundle=False):
+        total = thread_client.compute(da.from_array(values, chunks=2).map_blocks(np.sqrt).sum(axis=0))
+        np.testing.assert_allclose(total.result(), np.sqrt(values).sum(axis=0))
+        siblings = feature(stealing_of(thread_client), "siblings")
+        assert siblings.counts()["together"] > 0
+        del total
+
+
+@pytest.mark.cluster
+def test_a_failure_ends_the_plugin_and_no_task_is_lost(
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("siblings are broken")
+
+    monkeypatch.setattr(Siblings, "_choose", fail)
+    install(thread_client)
+    scheduler: Scheduler = scheduler_of(thread_client)
+    with dask.annotate(ferroflow_bundle=False):
+        futures = thread_client.map(sum, [[1, 2]] * 50, pure=False)
+        total = thread_client.submit(sum, futures[:10])
+    assert total.result() == 30
+    assert thread_client.gather(futures) == [3] * 50
+    assert "stimulus_queue_slots_maybe_opened" not in vars(scheduler)
