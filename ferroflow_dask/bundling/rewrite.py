@@ -166,7 +166,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         common = _common(graph) if "stages" in snapshot.features else None
         if common is not None:
             held = held_parts(graph, plain, snapshot, token)
-            for name, value in common.items():  # the tasks of their plans get them from them
+            for name, value in common.items():  # their plans give them to their tasks
                 annotations[name] |= {key: value for part in held for key in part.tasks}
         for by_key in annotations.values():
             by_key |= {new: by_key[old] for new, old in plain.origins.items() if old in by_key}

@@ -1,10 +1,10 @@
 """Stages: the parts of a graph behind shuffles of unknown size are held until the data exist.
 
 How a shuffle is best run depends on the size of its data. The data of the first shuffles of a graph exist
-when the tasks before them have ended. The rest of the graph is one bundle until then, which no worker gets.
-What does not depend on each other is in different parts: a part never waits for the data of another one.
-Then a part is planned like a graph that has just arrived. Shuffles behind others are held again. Spark calls
-this adaptive query execution (Apache Spark 3.0, SPARK-31412).
+when the tasks before them have ended. The rest of the graph is held until then, in bundles that no worker
+gets. Tasks that do not depend on each other are in different ones, so none waits for the data of another.
+When its data exist, a part is planned like a graph that has just arrived. Shuffles behind others are held
+again. Spark calls this adaptive query execution (Apache Spark 3.0, SPARK-31412).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ferroflow_dask.bundling.ordering import dependents_of, in_order, needed_by
 from ferroflow_dask.bundling.plain_shuffles import Choice, PlainShuffles, with_plain_tasks
 from ferroflow_dask.bundling.small_shuffles import most_nbytes
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
+from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Plain tasks of a size that no data exceed: they report none.
 _PLAIN = Choice(2.0**60, is_plain=True)
@@ -83,34 +84,36 @@ def held_parts(graph: SentGraph, plain: PlainShuffles, snapshot: Snapshot, token
     late = _late(unknown, plain.tasks)
     if not late.isdisjoint(snapshot.tasks) or snapshot.holds_some(late):
         return ()
-    late |= _needless(graph, plain, unknown, late, snapshot)
+    parts = _separate({key: task for key, task in plain.tasks.items() if key in late})
     found: list[Held] = []
-    for rest in _separate({key: task for key, task in plain.tasks.items() if key in late}):
-        part = replace(graph, tasks=rest, wanted=graph.wanted & rest.keys(), is_late=True)
-        sources = _sources(unknown, part, late, snapshot)
-        one = _held(part, sources, snapshot, (f"{BUNDLE_PREFIX}-held-{token}", len(found)))
-        found += [one] if one is not None else []
+    for keys in _with_needless(graph, plain, unknown, parts, snapshot):
+        rest = {key: task for key, task in plain.tasks.items() if key in keys}
+        part = replace(graph, tasks=rest, wanted=graph.wanted & keys, is_late=True)
+        name = (f"{BUNDLE_PREFIX}-held-{token}", len(found))
+        one = _held(part, _sources(unknown, part, snapshot.cluster), snapshot, name) if part.wanted else None
+        if one is not None:
+            found.append(one)
     return tuple(found)
 
 
-def _separate(tasks: Mapping[Key, GraphNode]) -> list[dict[Key, GraphNode]]:
+def _separate(tasks: Mapping[Key, GraphNode]) -> list[set[Key]]:
     """Return the parts of a graph that do not depend on each other."""
     keys = list(tasks)
     numbers = {key: i for i, key in enumerate(keys)}
     reads = [[numbers[one] for one in task.dependencies if one in numbers] for task in tasks.values()]
-    return [{keys[i]: tasks[keys[i]] for i in part} for part in components(reads, 0, range(len(keys)))]
+    return [{keys[i] for i in part} for part in components(reads, 0, range(len(keys)))]
 
 
 def _sources(
-    unknown: Groups, part: SentGraph, late: set[Key], snapshot: Snapshot
+    unknown: Groups, part: SentGraph, cluster: ClusterProfile
 ) -> tuple[tuple[tuple[Key, ...], float], ...]:
     """Return the data of a part's shuffles that are computed before it, and the sizes for plain tasks."""
     own = [group for group in unknown if any(one.key in part.tasks for one in group[0].transfers)]
     return tuple(
-        (tuple(keys), most_nbytes(snapshot.cluster, sum(one.n_pieces for one in group)))
+        (tuple(keys), most_nbytes(cluster, sum(one.n_pieces for one in group)))
         for group in own
         for shuffle in group
-        if late.isdisjoint(keys := shuffle.sources(part.tasks))
+        if part.tasks.keys().isdisjoint(keys := shuffle.sources(part.tasks))
     )
 
 
@@ -175,23 +178,34 @@ def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot:
     )
 
 
-def _needless(
-    graph: SentGraph,
-    plain: PlainShuffles,
-    unknown: Groups,
-    late: Collection[Key],
-    snapshot: Snapshot,
-) -> set[Key]:
-    """Return the tasks before a held part that would only fill memory until it is planned.
+def _with_needless(
+    graph: SentGraph, plain: PlainShuffles, unknown: Groups, parts: Sequence[set[Key]], snapshot: Snapshot
+) -> list[set[Key]]:
+    """Add the tasks before held parts that would only fill memory until these are planned.
 
     Dask computes what is read together with the output of a shuffle when that exists. Few results are no
-    burden, and computed in time.
+    burden, and computed in time. So is what several parts read: it would tie them to each other.
     """
-    tasks, late = plain.tasks, set(late)
+    tasks, late = plain.tasks, set[Key]().union(*parts)
     first = {key for group in unknown for one in group for key in one.sources(tasks)} - late
     first |= (graph.wanted | snapshot.tasks.keys()) & tasks.keys() - late
     needless = tasks.keys() - late - needed_by(first, tasks).keys()
     n_read = len(needless & {one for key in late for one in tasks[key].dependencies})
     if n_read <= snapshot.cluster.n_threads or snapshot.holds_some(needless):
-        return set()
-    return needless
+        return list(parts)
+    read = [_before(part, tasks, needless) for part in parts]
+    seen, shared = set[Key](), set[Key]()
+    for keys in read:
+        shared |= keys & seen
+        seen |= keys
+    return [part | (keys - shared) for part, keys in zip(parts, read, strict=True)]
+
+
+def _before(part: set[Key], tasks: Mapping[Key, GraphNode], among: Collection[Key]) -> set[Key]:
+    """Return the tasks among some that a part needs."""
+    found, stack = set[Key](), list(part)
+    while stack:
+        new = [one for one in tasks[stack.pop()].dependencies if one in among and one not in found]
+        found.update(new)
+        stack += new
+    return found

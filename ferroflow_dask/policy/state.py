@@ -180,7 +180,7 @@ class WorkerView:
     is_running : bool
         False while the worker is paused or about to leave: it gets no tasks, and starts none.
     stopped_at : float
-        When it last became so [s].
+        When it last stopped to start tasks [s].
     backlog_s : float
         Expected durations of its tasks [s].
     progress_at : float
@@ -219,8 +219,9 @@ class WorkerView:
     is_full: bool = False
     is_short_of_memory: bool = False
     queue: TaskQueue = field(default_factory=TaskQueue)
-    #: Number of tasks that run or start at once, if there are as many. While it starts none, these are the
-    #: tasks that are known to run.
+    #: Tasks that are known to run while it starts none: what had started before is not known.
+    known_to_run: set[Key] = field(default_factory=set)
+    #: Number of tasks that run or start at once, if there are as many: its threads, or these.
     n_starting: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -272,9 +273,8 @@ class WorkerView:
         at the time until the worker's next task starts beyond `wait_s`. The same holds for a worker that
         has started no task for long.
         """
-        if not self.is_running:
-            return now - self.stopped_at
-        return max(0.0, now - self.progress_at - self.queue[0].cost_s / self.speed) if self.queue else 0.0
+        overrun_s = now - self.progress_at - self.queue[0].cost_s / self.speed if self.queue else 0.0
+        return max(0.0, overrun_s) if self.is_running else max(overrun_s, now - self.stopped_at)
 
     @property
     def last_waiting(self) -> TaskView:
@@ -283,5 +283,8 @@ class WorkerView:
 
     def waiting_from_last(self) -> Iterator[TaskView]:
         """Yield tasks that probably have not started, the one due last first."""
-        for position in range(len(self.queue) - 1, self.n_starting - 1, -1):
+        if not self.is_running:
+            yield from (task for task in reversed(self.queue) if task.key not in self.known_to_run)
+            return
+        for position in range(len(self.queue) - 1, self.nthreads - 1, -1):
             yield self.queue[position]

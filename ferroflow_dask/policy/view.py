@@ -113,19 +113,23 @@ class ClusterView(LoadOrder):
         worker = self.workers[key]
         if is_running is worker.is_running:
             return
-        self.n_crowded -= worker.n_waiting > 0
-        worker.is_running, worker.n_starting = is_running, worker.nthreads if is_running else 0
-        self.n_crowded += worker.n_waiting > 0
-        if is_running:
-            worker.progress_at = now
+        worker.is_running = is_running
+        worker.known_to_run.clear()
+        self._set_n_starting(worker, worker.nthreads if is_running else 0)
+        if not is_running:
+            worker.stopped_at = now
+        else:
+            if not any(task.has_started for task in worker.queue[:1]):
+                worker.progress_at = now
             for place in range(min(worker.nthreads, len(worker.queue))):
                 worker.queue.start(place, now)
-        else:
-            worker.stopped_at = now
-            for task in worker.queue[: worker.nthreads]:
-                self._set_started(task, worker, has_started=False)
         self._file(worker)
         self._count_idle(worker, is_running)
+
+    def _set_n_starting(self, worker: WorkerView, n: int) -> None:
+        self.n_crowded -= worker.n_waiting > 0
+        worker.n_starting = n
+        self.n_crowded += worker.n_waiting > 0
 
     def set_kind(self, key: WorkerKey, kind: str) -> None:
         """Note that a worker has become one of another kind."""
@@ -137,24 +141,23 @@ class ClusterView(LoadOrder):
 
     def set_started(self, key: Key) -> None:
         """Note that a task in a queue has started, whatever was expected to run there instead."""
-        if key not in self.assigned or self.assigned[key][0].has_started:
+        if key not in self.assigned:
             return
         task, worker = self.assigned[key]
-        started = [other for other in islice(worker.queue, worker.nthreads) if other.has_started]
         self._touch(worker)
         if not worker.is_running:
-            self.n_crowded -= worker.n_waiting == 1
-            worker.n_starting += 1
-        elif len(started) == worker.nthreads:  # it has the thread of the one that was sent last
-            latest = max(started, key=lambda other: other.sent)
-            self._set_started(latest, worker, has_started=False)
-        self._set_started(task, worker, has_started=True)
-
-    @staticmethod
-    def _set_started(task: TaskView, worker: WorkerView, *, has_started: bool) -> None:
-        worker.queue.take_out(task)
-        task.has_started = has_started
-        worker.queue.add(task)
+            worker.known_to_run.add(key)
+            self._set_n_starting(worker, len(worker.known_to_run))
+        if task.has_started:
+            return
+        started = [other for other in islice(worker.queue, worker.nthreads) if other.has_started]
+        changed = [task]
+        if len(started) == worker.nthreads:  # it has the thread of the one that was sent last
+            changed.append(max(started, key=lambda other: other.sent))
+        for one in changed:
+            worker.queue.take_out(one)
+            one.has_started = one is task
+            worker.queue.add(one)
 
     def set_priority(self, task: TaskView, priority: Priority) -> None:
         """Note where a task stands in the order of execution from now on, whether or not it is in a queue."""
@@ -294,15 +297,17 @@ class ClusterView(LoadOrder):
         n_left = len(queue)
         if task.output_bytes:
             worker.due_nbytes -= task.output_bytes
-        if task.has_started and not worker.is_running:
+        if not worker.is_running:
             self._crowded.changed[worker] = None
-            worker.n_starting -= 1
-        elif n_left >= worker.n_starting:
+            self.n_crowded -= n_left == worker.n_starting and key not in worker.known_to_run
+            worker.known_to_run.discard(key)
+            worker.n_starting = len(worker.known_to_run)
+        elif n_left >= worker.nthreads:
             self._crowded.changed[worker] = None
-            self.n_crowded -= n_left == worker.n_starting
+            self.n_crowded -= n_left == worker.nthreads
             if task.has_started:
                 queue.start(worker.nthreads - 1, worker.progress_at)
-        elif n_left == worker.nthreads - 1 and worker.is_running:
+        elif n_left == worker.nthreads - 1:
             self.n_idle += 1
             self._idle[worker.key] = None
             self._idle.move_to_end(worker.key, last=False)

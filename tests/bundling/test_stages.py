@@ -41,3 +41,23 @@ def test_a_join_with_a_large_side_is_p2p_as_are_the_shuffles_before_its_other_si
     plan = rewrite(sent, Snapshot(CLUSTER, tasks=facts), "1")
     assert bool(plan.held) == (most <= 10)
     assert n_barriers(plan.tasks) == (4 if most > 10 else 0)
+
+
+@pytest.mark.parametrize("n_threads", [2, 100])
+def test_what_parts_read_together_does_not_tie_them(n_threads: int) -> None:
+    def add(rows: Any, other: Any) -> Any:
+        return rows.assign(n=len(other))
+
+    with dask.config.set({"dataframe.shuffle.method": "p2p"}):
+        read = frame("read")
+        shuffled = [frame(name).shuffle("key", force=True) for name in "ab"]
+        both = [
+            dd.map_partitions(add, one, read, meta=one._meta.assign(n=1), align_dataframes=False)
+            for one in shuffled
+        ]
+        graph, keys = graph_of(dd.concat(both, axis=0, interleave_partitions=False))
+    cluster = ClusterProfile((1,) * n_threads, memory_nbytes=10**9)
+    plan = rewrite(SentGraph(graph, frozenset(keys)), Snapshot(cluster), "1")
+    first, second = (part.wanted for part in (one.rest for one in plan.held))
+    assert first.isdisjoint(second)
+    assert first | second == frozenset(keys)
