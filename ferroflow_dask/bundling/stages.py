@@ -179,7 +179,7 @@ def _as_bundle(tasks: Mapping[Key, GraphNode], wanted: frozenset[Key], snapshot:
 
 
 def _with_needless(
-    graph: SentGraph, plain: PlainShuffles, unknown: Groups, parts: Sequence[set[Key]], snapshot: Snapshot
+    graph: SentGraph, plain: PlainShuffles, unknown: Groups, parts: list[set[Key]], snapshot: Snapshot
 ) -> list[set[Key]]:
     """Add the tasks before held parts that would only fill memory until these are planned.
 
@@ -192,13 +192,15 @@ def _with_needless(
     needless = tasks.keys() - late - needed_by(first, tasks).keys()
     n_read = len(needless & {one for key in late for one in tasks[key].dependencies})
     if n_read <= snapshot.cluster.n_threads or snapshot.holds_some(needless):
-        return list(parts)
+        return parts
     read = [_before(part, tasks, needless) for part in parts]
     seen, shared = set[Key](), set[Key]()
     for keys in read:
         shared |= keys & seen
         seen |= keys
-    return [part | (keys - shared) for part, keys in zip(parts, read, strict=True)]
+    for part, keys in zip(parts, read, strict=True):
+        part.update(keys - shared)
+    return parts
 
 
 def _before(part: set[Key], tasks: Mapping[Key, GraphNode], among: Collection[Key]) -> set[Key]:
