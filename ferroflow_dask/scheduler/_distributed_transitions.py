@@ -1,11 +1,11 @@
-"""Lean transitions: three functions that distributed's scheduler calls for each task, at less cost.
+"""Functions of distributed's scheduler, written anew: lean transitions, and the choice of queued tasks.
 
-They do what distributed's own ones do, with the same results. They leave out copies and calls that change
-nothing. A task's links are copied only if the transition may remove them. Hooks that do nothing are not
-called. A worker's occupancy is computed only if its number of tasks does not decide. One search for
-the least busy worker serves many tasks.
+*Lean* are three functions that are called for each task. They do what distributed's own ones do, with the
+same results. They leave out copies and calls that change nothing. A task's links are copied only if the
+transition may remove them. Hooks that do nothing are not called. A worker's occupancy is computed only if its
+number of tasks does not decide. One search for the least busy worker serves many tasks.
 
-They are installed on the scheduler's instance. All functions that they stand for must be known, by the hashes
+All are installed on the scheduler's instance. All functions that they stand for must be known, by the hashes
 of their source. Otherwise distributed's functions stay.
 """
 
@@ -45,6 +45,11 @@ KNOWN: dict[str, frozenset[str]] = {
     "WorkerState.occupancy": frozenset({"3014cbb83903eb69"}),
     "_worker_full": frozenset({"fc600c5772c86edf"}),
     "_task_slots_available": frozenset({"22021da7cd1eb1de"}),
+}
+#: The same for the choice of queued tasks.
+_OF_QUEUE: dict[str, frozenset[str]] = {
+    "SchedulerState._transition_queued_processing": frozenset({"3c39768197c97212"}),
+    "SchedulerState.stimulus_queue_slots_maybe_opened": frozenset({"f31d2a28afe642d6"}),
 }
 #: A worker is saturated if its waiting tasks take longer than this [s] and than this many times the mean.
 _PENDING_S, _TIMES_MEAN = 0.4, 1.9
@@ -99,8 +104,17 @@ def lean_changes(scheduler: Scheduler) -> Iterable[Change]:
         yield ItemChange(f"Scheduler.{name}", vars(scheduler), name, function)
 
 
-def queue_changes(scheduler: Scheduler, choose: Callable[[WorkerState], TaskState]) -> Iterable[Change]:
-    """Return the changes by which `choose` chooses the queued task that a worker with a free slot gets."""
+def queue_changes(
+    scheduler: Scheduler, choose: Callable[[WorkerState], TaskState | None]
+) -> Iterable[Change]:
+    """Return the changes by which `choose` chooses the queued task that a worker with a free slot gets.
+
+    None stands for the first task of the queue. There are no changes if a function is unknown.
+    """
+    unknown = [name for name, hashes in _OF_QUEUE.items() if source_hash(name, type(scheduler)) not in hashes]
+    if unknown:
+        logger.debug("ferroflow: Dask's own queue stays, since these are unknown: %s", unknown)
+        return
     usual = scheduler.decide_worker_rootish_queuing_enabled
     chosen: list[WorkerState] = []
 
@@ -110,9 +124,13 @@ def queue_changes(scheduler: Scheduler, choose: Callable[[WorkerState], TaskStat
     def open_slots(*, stimulus_id: str) -> None:
         while scheduler.queued and (ws := usual()) is not None:
             ts = choose(ws)
+            if ts is None or ts.state != "queued":
+                ts = scheduler.queued.peek()
             chosen.append(ws)
-            scheduler.transitions({ts.key: "processing"}, stimulus_id)
-            chosen.clear()
+            try:
+                scheduler.transitions({ts.key: "processing"}, stimulus_id)
+            finally:
+                chosen.clear()
             if ts.state == "queued":
                 return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean
 from typing import Any
 
 import dask
@@ -14,7 +15,8 @@ from distributed import Client, Scheduler
 from in_charge import feature, in_charge, scheduler_of, stealing_of
 from virtual_runs import L, finished, independent
 
-from ferroflow_dask import install
+from ferroflow_dask import install, uninstall
+from ferroflow_dask.scheduler import _distributed_transitions as transitions
 from ferroflow_dask.scheduler.features.siblings import Siblings
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
@@ -182,3 +184,60 @@ def test_a_failure_ends_the_plugin_and_no_task_is_lost(
     assert total.result() == 30
     assert thread_client.gather(futures) == [3] * 50
     assert "stimulus_queue_slots_maybe_opened" not in vars(scheduler)
+
+
+@pytest.mark.cluster
+def test_after_the_plugin_another_plugin_may_call_what_it_has_replaced(thread_client: Client) -> None:
+    install(thread_client)
+    scheduler = scheduler_of(thread_client)
+    ours = scheduler.stimulus_queue_slots_maybe_opened
+
+    def wrapped(*, stimulus_id: str) -> None:
+        ours(stimulus_id=stimulus_id)
+
+    scheduler.stimulus_queue_slots_maybe_opened = wrapped
+    uninstall(thread_client)
+    roots = thread_client.map(sum, [[1, 2]] * 64, pure=False)
+    sums = [thread_client.submit(sum, roots[i : i + 8], pure=False) for i in range(0, 64, 8)]
+    assert thread_client.gather(sums) == [24] * 8
+    del scheduler.stimulus_queue_slots_maybe_opened
+
+
+def test_an_unknown_function_of_the_queue_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "SchedulerState.stimulus_queue_slots_maybe_opened"
+    monkeypatch.setitem(transitions._OF_QUEUE, name, frozenset({"another"}))
+    cluster = cluster_of()
+    cluster.submit(tree())
+    finished(cluster)
+    assert feature(cluster.stealing, "siblings").counts() == {"together": 0}
+
+
+def renamed(key: Any) -> Any:
+    return (f"urgent-{key[0]}", *key[1:]) if isinstance(key, tuple) else f"urgent-{key}"
+
+
+def first_of_chain(graph: dict[Any, VirtualTask], key: Any) -> Any:
+    while len(graph[key].dependencies) == 1:
+        (key,) = graph[key].dependencies
+    return key
+
+
+def test_siblings_of_a_graph_that_comes_later_with_a_higher_priority() -> None:
+    cluster = cluster_of()
+    urgent = {
+        renamed(key): VirtualTask(
+            task.duration_s, tuple(map(renamed, task.dependencies)), MB, annotations={"priority": 1}
+        )
+        for key, task in tree().items()
+    }
+    cluster.submit(tree())
+    cluster.at(1.3, cluster.submit, urgent)
+    finished(cluster)
+    ran_on = {key: worker for key, worker, _, _ in cluster.record.timeline()}
+    of_roots = []
+    for task in urgent.values():
+        firsts = [first_of_chain(urgent, one) for one in task.dependencies]
+        if len(firsts) > 1 and not any(urgent[one].dependencies for one in firsts):
+            of_roots.append(firsts)
+    n_workers = [len({ran_on[one] for one in inputs}) for inputs in of_roots]
+    assert fmean(n_workers) < 2

@@ -37,7 +37,7 @@ ENTRY_POINT_GROUP = "ferroflow_dask.features"
 BUILT_IN: tuple[type[Feature], ...] = (
     QueueDepth,
     LeanTransitions,
-    Siblings,
+    Siblings,  # after the lean transitions, which stay off if a function of theirs is changed already
     PolicyWatch,
     InlinedResults,
     Prefetch,

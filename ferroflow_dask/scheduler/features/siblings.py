@@ -13,6 +13,7 @@ have been cut so that neighbours share one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Reductions of arrays have as many inputs. Those of a reader with more would be too many for one worker.
 _MOST_INPUTS = 16
-#: Tasks of the queue that are looked at together.
+#: Tasks of the queue that are looked at together, at least; of a long queue, this part.
 _LOOKED_AT = 64
 
 
@@ -46,10 +47,14 @@ class Siblings(Feature):
         self._guard = core.guard
         #: Queued tasks for which a worker was chosen, and how many tasks had been sent by then.
         self._reserved: dict[Key, tuple[WorkerState, int]] = {}
-        #: The same tasks by worker, in the order of the queue.
+        #: The same tasks by worker; those of each reader in the order of the queue.
         self._own: dict[WorkerState, dict[Key, TaskState]] = {}
-        #: Tasks that were next in the queue when it was looked at, the first one last.
+        #: Tasks of a graph that were next in the queue, and not reserved, when it was looked at; the first is
+        #: the last. A task that is queued later may come after them.
         self._next: list[Key] = []
+        self._graph: tuple[float, ...] = ()
+        #: Number of sent tasks from which on it is looked at again.
+        self._look_at = 0
         self._n_sent = self._n_together = 0
 
     def changes(self) -> Iterable[Change]:
@@ -77,6 +82,7 @@ class Siblings(Feature):
         """Forget all tasks."""
         self._reserved.clear()
         self._own.clear()
+        self._next.clear()
 
     def _changed(self, key: Key, _: str, finish: str) -> None:
         if finish != "queued":
@@ -89,53 +95,59 @@ class Siblings(Feature):
         if not own:
             del self._own[ws]
 
-    def _chosen(self, ws: WorkerState) -> TaskState:
-        """Return the queued task that a worker gets; the first one if the plugin has failed."""
+    def _chosen(self, ws: WorkerState) -> TaskState | None:
+        """Return the queued task that a worker gets; None for the first one."""
         first: TaskState = self._scheduler.queued.peek()
-        if not (self._reserved or len(first.dependents) == 1) or self._guard.error is not None:
-            return first
+        if not (self._reserved or len(first.dependents) == 1) or self._guard.is_closed or self._guard.error:
+            return None
         try:
             return self._choose(ws, first)
         except FAILURES as error:
             self._guard.fail(error)
-            return first
+            return None
 
     def _choose(self, ws: WorkerState, first: TaskState) -> TaskState:
         self._n_sent += 1
-        graph = _priority(first)[:-1]
-        own = next(iter(self._own.get(ws, {}).values()), None)
-        if own is not None and _priority(own)[:-1] == graph:  # else another graph comes before it
-            self._n_together += 1
-            return own
+        graph = _priority(first)[:-1]  # tasks of other graphs come later, whether they are reserved or not
+        for ts in self._own.get(ws, {}).values():
+            if _priority(ts)[:-1] == graph:
+                self._n_together += 1
+                return ts
         chosen = first
         if first.key in self._reserved and not self._is_overdue(first.key):
             chosen = self._unreserved(graph) or first
-        self._reserve_siblings(chosen, ws)
+        for one in _siblings(chosen):
+            if one is not chosen and one.key not in self._reserved:
+                self._reserved[one.key] = ws, self._n_sent
+                self._own.setdefault(ws, {})[one.key] = one
         return chosen
 
     def _is_overdue(self, key: Key) -> bool:
-        """Return whether the worker for which a task is reserved has had no time for it: it may be paused."""
+        """Return whether the worker of the first task of the queue had no time for it: it may be paused."""
         _, n_sent = self._reserved[key]
         return self._n_sent - n_sent > _MOST_INPUTS * self._scheduler.total_nthreads
 
     def _unreserved(self, graph: tuple[float, ...]) -> TaskState | None:
         """Return a queued task that is not reserved, one of the first of a graph; None if there is none."""
-        for _ in range(2):
+        if graph != self._graph:
+            self._graph, self._next, self._look_at = graph, [], 0
+        while True:
             while self._next:
                 ts = self._scheduler.tasks.get(self._next.pop())
-                if ts is None or ts.state != "queued" or ts.key in self._reserved:
-                    continue
-                if _priority(ts)[:-1] == graph:
+                if ts is not None and ts.state == "queued" and ts.key not in self._reserved:
                     return ts
-            n = len(self._reserved) + _LOOKED_AT
-            self._next = [ts.key for ts in self._scheduler.queued.peekn(n)][::-1]
-        return None
+            if self._n_sent < self._look_at:
+                return None
+            self._next = self._looked_up(graph)
+            if not self._next:
+                self._look_at = self._n_sent + _LOOKED_AT
 
-    def _reserve_siblings(self, ts: TaskState, ws: WorkerState) -> None:
-        found = [one for one in _siblings(ts) if one is not ts and one.key not in self._reserved]
-        for one in sorted(found, key=_priority):
-            self._reserved[one.key] = ws, self._n_sent
-            self._own.setdefault(ws, {})[one.key] = one
+    def _looked_up(self, graph: tuple[float, ...]) -> list[Key]:
+        queued, n_reserved = self._scheduler.queued, len(self._reserved)
+        # Each look sorts the queue and passes what is reserved: O(1) for each task that it finds.
+        n = n_reserved + max(_LOOKED_AT, n_reserved, len(queued) // _LOOKED_AT)
+        found = takewhile(lambda ts: _priority(ts)[:-1] == graph, queued.peekn(n))
+        return [ts.key for ts in found if ts.key not in self._reserved][::-1]
 
 
 def _priority(ts: TaskState) -> tuple[float, ...]:
@@ -144,13 +156,14 @@ def _priority(ts: TaskState) -> tuple[float, ...]:
 
 
 def _siblings(ts: TaskState) -> list[TaskState]:
-    """Return the queued tasks with the same reader, each at the beginning of a chain to it."""
+    """Return the queued tasks with the same reader, in order, each at the beginning of a chain to it."""
     while len(ts.dependents) == 1 and bundle_in(ts.run_spec) is None:
         (reader,) = ts.dependents
         if len(reader.dependencies) > _MOST_INPUTS:
             break
         if len(reader.dependencies) > 1:
-            return [one for one in map(_first_of_chain, reader.dependencies) if one.state == "queued"]
+            found = map(_first_of_chain, reader.dependencies)
+            return sorted((one for one in found if one.state == "queued"), key=_priority)
         ts = reader
     return []
 
