@@ -92,7 +92,7 @@ BOUNDARY = {
     "scheduler._distributed_transitions:_check_on.<locals>.occupancy_of": _INSTEAD,
     "scheduler._distributed_transitions:queue_changes.<locals>.decide": _INSTEAD,
     "scheduler._distributed_transitions:queue_changes.<locals>.open_slots": _INSTEAD,
-    "scheduler.features.siblings:Siblings._chosen": _INSTEAD,
+    "scheduler.features.siblings:Siblings._choose": _INSTEAD,
     "scheduler._distributed_graphs:comparison_change.<locals>.find_lost_dependencies": _HOOK,
     "scheduler.graphs.arrival:Arrival.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.arrival:Arrival.__dask_graph__": _EXPRESSION,

@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
 from textwrap import dedent
 from typing import Any
@@ -105,11 +105,14 @@ def lean_changes(scheduler: Scheduler) -> Iterable[Change]:
 
 
 def queue_changes(
-    scheduler: Scheduler, choose: Callable[[WorkerState], TaskState | None]
+    scheduler: Scheduler,
+    reserved: Collection[Key],
+    choose: Callable[[WorkerState, TaskState], TaskState],
 ) -> Iterable[Change]:
     """Return the changes by which `choose` chooses the queued task that a worker with a free slot gets.
 
-    None stands for the first task of the queue. There are no changes if a function is unknown.
+    It gets the worker and the first task of the queue. It is not called if that one has no dependent or
+    several, unless tasks are reserved. There are no changes if a function is unknown.
     """
     unknown = [name for name, hashes in _OF_QUEUE.items() if source_hash(name, type(scheduler)) not in hashes]
     if unknown:
@@ -123,9 +126,11 @@ def queue_changes(
 
     def open_slots(*, stimulus_id: str) -> None:
         while scheduler.queued and (ws := usual()) is not None:
-            ts = choose(ws)
-            if ts is None or ts.state != "queued":
-                ts = scheduler.queued.peek()
+            first = ts = scheduler.queued.peek()
+            if reserved or len(first.dependents) == 1:
+                ts = choose(ws, first)
+                if ts.state != "queued":
+                    ts = first
             chosen.append(ws)
             try:
                 scheduler.transitions({ts.key: "processing"}, stimulus_id)

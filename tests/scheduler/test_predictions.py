@@ -78,7 +78,8 @@ def test_predictions_are_corrected_by_the_durations_of_earlier_graphs(
         assert 2.0 < learned.excess < 3.0 * 0.9
         # Dask may warn of a busy event loop meanwhile.
         assert [one.getMessage() for one in caplog.records if one.name == "ferroflow_dask"] == [
-            f"ferroflow: graphs take {3.0 * 0.5**0.1:.1f} times as long as predicted"
+            f"ferroflow: graphs take {3.0 * 0.5**0.1:.1f} times as long as predicted; "
+            "the last one has tasks of sleep"
         ]
     finally:
         learned.excess = 1.0

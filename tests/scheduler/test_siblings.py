@@ -175,7 +175,7 @@ def test_a_failure_ends_the_plugin_and_no_task_is_lost(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("siblings are broken")
 
-    monkeypatch.setattr(Siblings, "_choose", fail)
+    monkeypatch.setattr(Siblings, "_unreserved", fail)
     install(thread_client)
     scheduler: Scheduler = scheduler_of(thread_client)
     with dask.annotate(ferroflow_bundle=False):

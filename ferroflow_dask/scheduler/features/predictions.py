@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dask.typing import Key
-from dask.utils import format_time
+from dask.utils import format_time, key_split
 
 from ferroflow_dask.bundling.predict import Prediction
 from ferroflow_dask.scheduler.core import Core
@@ -30,6 +31,8 @@ _SHORTEST_S = 0.2
 #: Bounds of the predicted divided by the real duration, and the names of the classes between them.
 _BOUNDS = (0.5, 0.7, 1.4, 2.0)
 _CLASSES = ("below_0.5", "0.5_to_0.7", "0.7_to_1.4", "1.4_to_2", "above_2")
+#: Prefixes that the log names.
+_PREFIXES = 3
 #: States in which a client waits for a task no longer.
 _HAS_RUN = frozenset({"memory", "erred"})
 _ENDED = _HAS_RUN | {"released", "forgotten"}
@@ -51,6 +54,8 @@ class _Run:
         The results that do not exist yet.
     counts : bool
         Whether it has had the cluster for itself, and no result was lost.
+    prefixes : tuple of str
+        Those with most tasks, for the log; none if it says no more.
     """
 
     key: Key
@@ -58,6 +63,7 @@ class _Run:
     start_s: float
     missing: set[Key]
     counts: bool
+    prefixes: tuple[str, ...]
 
 
 class Predictions(Feature):
@@ -106,7 +112,8 @@ class Predictions(Feature):
         is_busy = bool(scheduler.queued) or any(ws.processing for ws in scheduler.workers.values())
         corrected_s = plan.prediction.makespan_s * self.core.learned.excess
         prediction = replace(plan.prediction, makespan_s=corrected_s)
-        run = _Run(min(missing, key=str), prediction, self.core.clock(), missing, not is_busy)
+        prefixes = () if self._has_warned else _main_prefixes(plan.graph.tasks)
+        run = _Run(min(missing, key=str), prediction, self.core.clock(), missing, not is_busy, prefixes)
         self._runs |= dict.fromkeys(missing, run)
 
     def _changed(self, key: Key, _: str, finish: str) -> None:
@@ -126,14 +133,20 @@ class Predictions(Feature):
         if taken_s >= _SHORTEST_S:
             self._counts[_CLASSES[bisect(_BOUNDS, predicted_s / taken_s)]] += 1
             if predicted_s > 0:
-                self._learn(taken_s / predicted_s)
+                self._learn(taken_s / predicted_s, run.prefixes)
         n, predicted, taken = run.prediction.n_tasks, format_time(predicted_s), format_time(taken_s)
         reason = f"{predicted} in {n} tasks ({run.prediction.cut}); its graph took {taken}"
         self.core.decisions.note(run.key, "predicted", "", reason)
 
-    def _learn(self, excess: float) -> None:
+    def _learn(self, excess: float, prefixes: tuple[str, ...]) -> None:
         learned = self.core.learned
         learned.record_excess(excess)
         if learned.excess > _LONG and not self._has_warned:
             self._has_warned = True
-            logger.warning("ferroflow: graphs take %.1f times as long as predicted", learned.excess)
+            message = "ferroflow: graphs take %.1f times as long as predicted; the last one has tasks of %s"
+            logger.warning(message, learned.excess, ", ".join(prefixes))
+
+
+def _main_prefixes(keys: Iterable[Key]) -> tuple[str, ...]:
+    """Return the prefixes of most tasks."""
+    return tuple(name for name, _ in Counter(map(key_split, keys)).most_common(_PREFIXES))

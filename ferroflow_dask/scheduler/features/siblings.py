@@ -13,8 +13,8 @@ have been cut so that neighbours share one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import takewhile
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 #: Reductions of arrays have as many inputs. Those of a reader with more would be too many for one worker.
 _MOST_INPUTS = 16
+_PRIORITY = attrgetter("priority")
 #: Tasks of the queue that are looked at together, at least; of a long queue, this part.
 _LOOKED_AT = 64
 
@@ -48,7 +49,7 @@ class Siblings(Feature):
         #: Queued tasks for which a worker was chosen, and how many tasks had been sent by then.
         self._reserved: dict[Key, tuple[WorkerState, int]] = {}
         #: The same tasks by worker; those of each reader in the order of the queue.
-        self._own: dict[WorkerState, dict[Key, TaskState]] = {}
+        self._own: dict[WorkerState, dict[Key, Any]] = {}
         #: Tasks of a graph that were next in the queue, and not reserved, when it was looked at; the first is
         #: the last. A task that is queued later may come after them.
         self._next: list[Key] = []
@@ -59,7 +60,7 @@ class Siblings(Feature):
 
     def changes(self) -> Iterable[Change]:
         """Choose the tasks of the queue."""
-        return queue_changes(self._scheduler, self._chosen)
+        return queue_changes(self._scheduler, self._reserved, self._choose)
 
     def watches(self) -> Iterable[Watch]:
         """Return the reserved tasks: they leave the queue by many ways."""
@@ -76,7 +77,7 @@ class Siblings(Feature):
     def remove_worker(self, address: str) -> None:
         """Leave the tasks that are reserved for a worker to others."""
         for key in [key for key, (ws, _) in self._reserved.items() if ws.address == address]:
-            self._drop(key)
+            self._changed(key, "queued", "released")
 
     def restart(self) -> None:
         """Forget all tasks."""
@@ -86,40 +87,33 @@ class Siblings(Feature):
 
     def _changed(self, key: Key, _: str, finish: str) -> None:
         if finish != "queued":
-            self._drop(key)
+            ws, _n_sent = self._reserved.pop(key)
+            own = self._own[ws]
+            del own[key]
+            if not own:
+                del self._own[ws]
 
-    def _drop(self, key: Key) -> None:
-        ws, _ = self._reserved.pop(key)
-        own = self._own[ws]
-        del own[key]
-        if not own:
-            del self._own[ws]
-
-    def _chosen(self, ws: WorkerState) -> TaskState | None:
-        """Return the queued task that a worker gets; None for the first one."""
-        first: TaskState = self._scheduler.queued.peek()
-        if not (self._reserved or len(first.dependents) == 1) or self._guard.is_closed or self._guard.error:
-            return None
+    def _choose(self, ws: WorkerState, first: Any) -> Any:
+        """Return the queued task that a worker gets instead of the first one, or that one."""
+        if self._guard.is_closed or self._guard.error is not None:
+            return first
         try:
-            return self._choose(ws, first)
+            self._n_sent += 1
+            graph = first.priority[:-1]  # tasks of other graphs come later, whether they are reserved or not
+            for ts in self._own.get(ws, {}).values():
+                if ts.priority[:-1] == graph:
+                    self._n_together += 1
+                    return ts
+            chosen = first
+            if first.key in self._reserved and not self._is_overdue(first.key):
+                chosen = self._unreserved(graph) or first
+            for one in _siblings(chosen):
+                if one is not chosen and one.key not in self._reserved:
+                    self._reserved[one.key] = ws, self._n_sent
+                    self._own.setdefault(ws, {})[one.key] = one
         except FAILURES as error:
             self._guard.fail(error)
-            return None
-
-    def _choose(self, ws: WorkerState, first: TaskState) -> TaskState:
-        self._n_sent += 1
-        graph = _priority(first)[:-1]  # tasks of other graphs come later, whether they are reserved or not
-        for ts in self._own.get(ws, {}).values():
-            if _priority(ts)[:-1] == graph:
-                self._n_together += 1
-                return ts
-        chosen = first
-        if first.key in self._reserved and not self._is_overdue(first.key):
-            chosen = self._unreserved(graph) or first
-        for one in _siblings(chosen):
-            if one is not chosen and one.key not in self._reserved:
-                self._reserved[one.key] = ws, self._n_sent
-                self._own.setdefault(ws, {})[one.key] = one
+            return first
         return chosen
 
     def _is_overdue(self, key: Key) -> bool:
@@ -143,33 +137,35 @@ class Siblings(Feature):
                 self._look_at = self._n_sent + _LOOKED_AT
 
     def _looked_up(self, graph: tuple[float, ...]) -> list[Key]:
-        queued, n_reserved = self._scheduler.queued, len(self._reserved)
+        queued: Any = self._scheduler.queued
+        n_reserved = len(self._reserved)
         # Each look sorts the queue and passes what is reserved: O(1) for each task that it finds.
         n = n_reserved + max(_LOOKED_AT, n_reserved, len(queued) // _LOOKED_AT)
-        found = takewhile(lambda ts: _priority(ts)[:-1] == graph, queued.peekn(n))
-        return [ts.key for ts in found if ts.key not in self._reserved][::-1]
-
-
-def _priority(ts: TaskState) -> tuple[float, ...]:
-    assert ts.priority is not None
-    return ts.priority
+        found: list[Key] = []
+        for ts in queued.peekn(n):
+            if ts.priority[:-1] != graph:
+                break
+            if ts.key not in self._reserved:
+                found.append(ts.key)
+        return found[::-1]
 
 
 def _siblings(ts: TaskState) -> list[TaskState]:
     """Return the queued tasks with the same reader, in order, each at the beginning of a chain to it."""
-    while len(ts.dependents) == 1 and bundle_in(ts.run_spec) is None:
+    found: list[TaskState] = []
+    if bundle_in(ts.run_spec) is not None:
+        return found
+    while len(ts.dependents) == 1:
         (reader,) = ts.dependents
         if len(reader.dependencies) > _MOST_INPUTS:
             break
         if len(reader.dependencies) > 1:
-            found = map(_first_of_chain, reader.dependencies)
-            return sorted((one for one in found if one.state == "queued"), key=_priority)
+            for one in reader.dependencies:
+                while len(one.dependents) == 1 and one.state == "waiting" and len(one.dependencies) == 1:
+                    (one,) = one.dependencies  # noqa: PLW2901 -- back to the beginning of the chain
+                if one.state == "queued":
+                    found.append(one)
+            found.sort(key=_PRIORITY)
+            break
         ts = reader
-    return []
-
-
-def _first_of_chain(ts: TaskState) -> TaskState:
-    """Return the task at the beginning of a chain of waiting tasks."""
-    while len(ts.dependents) == 1 and ts.state == "waiting" and len(ts.dependencies) == 1:
-        (ts,) = ts.dependencies
-    return ts
+    return found
