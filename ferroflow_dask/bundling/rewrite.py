@@ -196,10 +196,12 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         return replace(unchanged(graph), prediction=prediction, kept_shuffles=kept, measured=measured)
     order = _order(graph, tasks, bundled)
     bundles = bundled.bundles if bundled is not None else {}
-    for part in held:
+    if held:
         last = max(order.values(), default=0.0)
-        order |= {key: last + i for i, key in enumerate(part.tasks, 1)}
-        tasks, bundles = {**tasks, **part.tasks}, {**bundles, **part.bundles}
+        late_tasks = {key: task for part in held for key, task in part.tasks.items()}
+        order |= {key: last + i for i, key in enumerate(late_tasks, 1)}
+        tasks = {**tasks, **late_tasks}
+        bundles = {**bundles, **{key: one for part in held for key, one in part.bundles.items()}}
     return Plan(
         graph,
         tasks,

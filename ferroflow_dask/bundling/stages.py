@@ -108,7 +108,8 @@ def _sources(
     unknown: Groups, part: SentGraph, cluster: ClusterProfile
 ) -> tuple[tuple[tuple[Key, ...], float], ...]:
     """Return the data of a part's shuffles that are computed before it, and the sizes for plain tasks."""
-    own = [group for group in unknown if any(one.key in part.tasks for one in group[0].transfers)]
+    # The transfers of a group are all in one part: the shuffles have a reader together.
+    own = [group for group in unknown if group[0].transfers[0].key in part.tasks]
     return tuple(
         (tuple(keys), most_nbytes(cluster, sum(one.n_pieces for one in group)))
         for group in own

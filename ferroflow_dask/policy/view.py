@@ -109,7 +109,7 @@ class ClusterView(LoadOrder):
         self.has_devices = any(worker.kind != "cpu" for worker in self.workers.values())
 
     def set_running(self, key: WorkerKey, is_running: bool, now: float) -> None:
-        """Note that a worker may, or may no longer, be given tasks, and starts those that it has."""
+        """Set whether a worker gets tasks, and starts the tasks in its queue."""
         worker = self.workers[key]
         if is_running is worker.is_running:
             return
@@ -119,7 +119,7 @@ class ClusterView(LoadOrder):
         if not is_running:
             worker.stopped_at = now
         else:
-            if not any(task.has_started for task in worker.queue[:1]):
+            if not (worker.queue and worker.queue[0].has_started):
                 worker.progress_at = now
             for place in range(min(worker.nthreads, len(worker.queue))):
                 worker.queue.start(place, now)

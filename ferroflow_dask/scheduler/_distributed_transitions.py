@@ -1,4 +1,4 @@
-"""Functions of distributed's scheduler, written anew: lean transitions, and the choice of queued tasks.
+"""Replaced functions of distributed's scheduler: lean transitions, and the choice of queued tasks.
 
 *Lean* are three functions that are called for each task. They do what distributed's own ones do, with the
 same results. They leave out copies and calls that change nothing. A task's links are copied only if the
@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from textwrap import dedent
 from typing import Any
@@ -80,9 +80,14 @@ def source_hash(name: str, scheduler_type: type = Scheduler) -> str:
     return hashlib.sha256(dedent(source).encode()).hexdigest()[:16]
 
 
+def _unknown(known: Mapping[str, Collection[str]], scheduler: Scheduler) -> list[str]:
+    """Return the functions whose source has none of their known hashes."""
+    return [name for name, hashes in known.items() if source_hash(name, type(scheduler)) not in hashes]
+
+
 def unknown_functions(scheduler: Scheduler) -> list[str]:
     """Return the functions of a scheduler that differ from the known ones; none if lean ones can be used."""
-    unknown = [name for name, known in KNOWN.items() if source_hash(name, type(scheduler)) not in known]
+    unknown = _unknown(KNOWN, scheduler)
     # One that was overridden on the instance is to be called.
     own = [name for name in KNOWN if name.rpartition(".")[2] in vars(scheduler)]
     return list(dict.fromkeys(unknown + own))
@@ -114,8 +119,7 @@ def queue_changes(
     It gets the worker and the first task of the queue. It is not called if that one has no dependent or
     several, unless tasks are reserved. There are no changes if a function is unknown.
     """
-    unknown = [name for name, hashes in _OF_QUEUE.items() if source_hash(name, type(scheduler)) not in hashes]
-    if unknown:
+    if unknown := _unknown(_OF_QUEUE, scheduler):
         logger.debug("ferroflow: Dask's own queue stays, since these are unknown: %s", unknown)
         return
     usual = scheduler.decide_worker_rootish_queuing_enabled

@@ -1,4 +1,4 @@
-"""The view of a cluster: which tasks of a worker have started, whatever was expected; and any changes."""
+"""The view of a cluster: started tasks, transfers and speeds, and its consistency after random changes."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import neg
 from statistics import fmean
 from typing import Any
 
@@ -168,6 +169,13 @@ def test_a_real_cluster_has_the_values_of_stock(thread_client: Client) -> None:
         del total
 
 
+def sums() -> list[Any]:
+    """Return sums of eight tasks each, which stay separate."""
+    with dask.annotate(ferroflow_bundle=False):
+        roots = [dask.delayed(neg)(i * j, pure=False) for i in range(8) for j in range(1, 9)]
+        return [dask.delayed(sum)(roots[i : i + 8], pure=False) for i in range(0, 64, 8)]
+
+
 @pytest.mark.cluster
 def test_a_failure_ends_the_plugin_and_no_task_is_lost(
     thread_client: Client, monkeypatch: pytest.MonkeyPatch
@@ -178,11 +186,7 @@ def test_a_failure_ends_the_plugin_and_no_task_is_lost(
     monkeypatch.setattr(Siblings, "_unreserved", fail)
     install(thread_client)
     scheduler: Scheduler = scheduler_of(thread_client)
-    with dask.annotate(ferroflow_bundle=False):
-        futures = thread_client.map(sum, [[1, 2]] * 50, pure=False)
-        total = thread_client.submit(sum, futures[:10])
-    assert total.result() == 30
-    assert thread_client.gather(futures) == [3] * 50
+    assert thread_client.gather(thread_client.compute(sums())) == [-36 * i for i in range(8)]
     assert "stimulus_queue_slots_maybe_opened" not in vars(scheduler)
 
 
@@ -197,9 +201,7 @@ def test_after_the_plugin_another_plugin_may_call_what_it_has_replaced(thread_cl
 
     scheduler.stimulus_queue_slots_maybe_opened = wrapped
     uninstall(thread_client)
-    roots = thread_client.map(sum, [[1, 2]] * 64, pure=False)
-    sums = [thread_client.submit(sum, roots[i : i + 8], pure=False) for i in range(0, 64, 8)]
-    assert thread_client.gather(sums) == [24] * 8
+    assert thread_client.gather(thread_client.compute(sums())) == [-36 * i for i in range(8)]
     del scheduler.stimulus_queue_slots_maybe_opened
 
 

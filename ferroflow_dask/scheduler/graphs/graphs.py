@@ -193,7 +193,7 @@ class Graphs:
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""
         created, plan = dict(self._arrivals.created()), self.planned()
-        for part in plan.held if plan is not None else ():  # it will never run
+        for part in plan.held if plan is not None else ():  # as one bundle they never run
             self.bundles.expect({part.name: created.pop(part.name)})
         self.bundles.add(created)
         # Their inputs are bundles, which say nothing of how much data they read.
