@@ -56,6 +56,21 @@ def test_a_worker_with_many_tasks_blames_none_and_then_those_that_it_had_of_them
     assert not cluster.stealing.graphs.deaths.suspects
 
 
+def test_suspects_that_nothing_needs_any_more_are_forgotten() -> None:
+    cluster = VirtualCluster(2, latency_s=L)
+    cost = {"ferroflow_cost": 0.25}
+    # One of the last tasks fails; the others are not run, but Dask knows them while the client wants `end`.
+    graph = {(f"t{i}", 0): VirtualTask(0.25, annotations=cost, failures=(i == 8) * 100) for i in range(N)}
+    cluster.submit({**graph, "end": VirtualTask(0.25, tuple(graph))})
+    cluster.run(until=0.3)
+    cluster.leave(0)
+    cluster.run(until=cluster.time.now + 3 * L)
+    assert cluster.stealing.graphs.deaths.suspects
+    finished(cluster)
+    assert {ts.state for ts in cluster.scheduler.tasks.values()} >= {"released", "erred"}
+    assert not cluster.stealing.graphs.deaths.suspects
+
+
 def test_a_worker_with_no_more_tasks_than_in_stock_blames_them() -> None:
     cluster = VirtualCluster(2, latency_s=L)
     cluster.submit({("t", i): VirtualTask(1.0) for i in range(2)})

@@ -99,13 +99,16 @@ class Deaths:
             self._split(key, "ferroflow-split", keeps=True)
             for step in steps:
                 ts = self._scheduler.tasks.get(step)
-                if ts is None or ts.state in _ENDED:
-                    self.suspects.pop(step, None)
+                self.changed(step, "forgotten" if ts is None else ts.state)
 
     def changed(self, key: Key, finish: str) -> None:
-        """Forget a suspect that has ended."""
-        if finish in _ENDED:
+        """Forget a suspect that has ended, or whose result nothing needs any more."""
+        if finish in _ENDED or (finish == "released" and not _is_needed(self._scheduler.tasks[key])):
             self.suspects.pop(key, None)
+
+
+def _is_needed(ts: TaskState) -> bool:
+    return bool(ts.waiters or ts.who_wants)
 
 
 def _turn(ts: TaskState) -> tuple[float, ...]:
