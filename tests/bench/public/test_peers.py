@@ -60,6 +60,7 @@ def test_a_pool_gives_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("process-pool", "tree", False),
         ("ray", "readers", True),
         ("parsl", "tree", True),
+        ("parsl", "first", False),  # Parsl's own end would wait for all its tasks
         ("hyperqueue", "sleep", True),
     ],
 )
