@@ -13,6 +13,8 @@ from ferroflow_dask.exceptions import TopologyError
 
 #: Most workers and most hosts of a topology: a larger number is more likely a mistake.
 MOST = 100_000
+#: Of a disk that was not measured: Dask assumes 100 MB/s of a network, and disks are a little faster [B/s].
+DISK_BANDWIDTH = 2e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,18 @@ class Worker:
         How many times faster than declared it runs tasks.
     memory_nbytes : int, optional
         [B]; 0 if there is no limit.
+    disk_bandwidth : float, optional
+        Of what it spills to disk and reads again [B/s].
     """
 
     threads: int = 1
     kind: str = "cpu"
     speed: float = 1.0
     memory_nbytes: int = 0
+    disk_bandwidth: float = DISK_BANDWIDTH
 
     def __post_init__(self) -> None:
-        check(self, counts=("threads",), amounts=("memory_nbytes",), rates=("speed",))
+        check(self, counts=("threads",), amounts=("memory_nbytes",), rates=("speed", "disk_bandwidth"))
 
 
 @dataclass(frozen=True, slots=True)

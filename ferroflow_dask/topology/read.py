@@ -167,6 +167,7 @@ def _workers(value: Any, where: str) -> tuple[int, Worker]:
         "kind": _text,
         "speed": _number,
         "memory_nbytes": lambda one, at: int(_number(one, at)),
+        "disk_bandwidth": _number,
     }
     found = _fields(value, where, known, ())
     return found.pop("count", 1), _made(Worker, found, where)

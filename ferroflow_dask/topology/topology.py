@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count, cycle, islice
 from typing import Any, NamedTuple
 
@@ -336,10 +336,7 @@ def _link_dict(link: Link) -> Mapping[str, float]:
 
 
 def _host_dict(host: Host) -> dict[str, Any]:
-    workers = [
-        {"threads": w.threads, "kind": w.kind, "speed": w.speed, "memory_nbytes": w.memory_nbytes}
-        for w in host.workers
-    ]
+    workers = [asdict(worker) for worker in host.workers]
     found: dict[str, Any] = {"name": host.name, "workers": workers, "inside": _link_dict(host.inside)}
     if host.cores < math.inf:
         found["cores"] = host.cores

@@ -32,6 +32,7 @@ from ferroflow_dask.virtual.limits import (
     check_rates,
     check_worker,
 )
+from ferroflow_dask.virtual.memory import RESTART_S, MemorySpec
 from ferroflow_dask.virtual.network import PlainNetwork, Stream
 from ferroflow_dask.virtual.record import Record
 from ferroflow_dask.virtual.samples import ClientMessages
@@ -93,6 +94,8 @@ class VirtualCluster:
         Has its workers at the start; see `on`.
     without : collection of str, optional
         Names of features that are switched off. Graphs are bundled if there is a topology.
+    memory : MemorySpec, optional
+        Of each worker. Without it workers of a topology have the limits that it gives; others have none.
 
     Raises
     ------
@@ -130,6 +133,7 @@ class VirtualCluster:
         seed: int = 0,
         topology: Topology | None = None,
         without: Collection[str] = (),
+        memory: MemorySpec | None = None,
     ) -> None:
         check_cluster(workers, workers_per_host, (latency_s, service_s, *batching_s))
         check_rates({"bandwidth": bandwidth, "host_bandwidth": host_bandwidth, "saturation": saturation})
@@ -161,6 +165,7 @@ class VirtualCluster:
             self.fabric = Fabric.on(self.time, topology)
         self._around = Surroundings(self.time, self.fabric, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
+        self._memory = memory
         self._seed = seed
         self._messages = ClientMessages(self.time)
         self._bundler: Bundler | None = None
@@ -171,7 +176,7 @@ class VirtualCluster:
             threads, speed = (
                 (nthreads, (speeds or {}).get(place, 1.0)) if spec is None else (spec.threads, spec.speed)
             )
-            self._join(threads, speed, (resources or {}).get(place))
+            self._join(threads, speed, (resources or {}).get(place), memory or self.fabric.memory_of(place))
 
     @classmethod
     def on(
@@ -207,9 +212,15 @@ class VirtualCluster:
         """Add a worker now; return its name."""
         if self.fabric.topology is not None:
             raise UsageError("a worker must be one of the topology; build the cluster on a larger topology")
-        return self._join(nthreads, speed, resources)
+        return self._join(nthreads, speed, resources, self._memory)
 
-    def _join(self, nthreads: int, speed: float, resources: Mapping[str, float] | None) -> int:
+    def _join(
+        self,
+        nthreads: int,
+        speed: float,
+        resources: Mapping[str, float] | None,
+        memory: MemorySpec | None,
+    ) -> int:
         check_worker(nthreads, speed, resources or {})
         name = len(self.workers)
         host, place = self.fabric.host_of(name, self._workers_per_host)
@@ -222,7 +233,10 @@ class VirtualCluster:
         self.workers.append(worker)
         self._peers[address] = worker
         to_worker = Stream(self.time, latency_s, down_s, worker.receive)
-        self.scheduler.join(address, name, nthreads, resources or {}, to_worker)
+        if memory is not None:
+            self._limit(worker, memory)
+        limit = 0 if memory is None else memory.nbytes
+        self.scheduler.join(address, name, nthreads, resources or {}, to_worker, memory_limit=limit)
         if isinstance(self.stealing, FerroflowStealing):
             if self.fabric.topology is not None:
                 shorten(cast(BatchedSend, to_worker), ProcessLoad(self.fabric.scheduler))
@@ -232,8 +246,27 @@ class VirtualCluster:
             version = {"worker": address, "version": VERSION}
             self.scheduler.log_worker_event(address, BUNDLES, version)
         ws = self.scheduler.workers[address]
-        ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
+        ws.metrics["bandwidth"] = {"workers": worker.bandwidths}  # what its heartbeats would tell
         return name
+
+    def _limit(self, worker: VirtualWorker, memory: MemorySpec) -> None:
+        """Limit the memory of a worker that joins."""
+        address, latency_s = worker.state.address, self.fabric.network.message_s(worker.name)
+
+        def tell(metrics: Mapping[str, Any]) -> None:
+            if address in self.scheduler.workers:
+                self.scheduler.workers[address].metrics.update(metrics)
+
+        def died() -> None:
+            self.leave(worker.name)
+            self.time.after(RESTART_S, self._replace, worker, memory)
+
+        worker.limit(memory, partial(self.time.after, latency_s, tell, background=True), died)
+
+    def _replace(self, worker: VirtualWorker, memory: MemorySpec) -> None:
+        """Let a worker join in place of one that has died, as a nanny does."""
+        self.fabric.replace(worker.name)
+        self._join(worker.state.nthreads, worker.speed, worker.state.total_resources, memory)
 
     def leave(self, worker: int) -> None:
         """Let a worker die now, with all that it has; the scheduler learns of it one latency later."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ferroflow_dask.scheduler.features.low_latency_worker import Load
 from ferroflow_dask.topology import Runtime, Topology
 from ferroflow_dask.topology import Worker as WorkerSpec
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.hosts import Cores, Process
+from ferroflow_dask.virtual.memory import MemorySpec
 from ferroflow_dask.virtual.network import Network, SharedNetwork
 
 
@@ -23,19 +24,21 @@ class Fabric:
     runtime : Runtime
     topology : Topology or None
         None if no process ever waits for a core.
+    hosts : list of int, optional
+        Number of each worker's host in the topology, also of workers that join later.
     """
 
     time: VirtualTime
     network: Network
     runtime: Runtime
     topology: Topology | None = None
+    hosts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         topology = self.topology
         unlimited = Cores(self.time)
         self._cores = [] if topology is None else [Cores(self.time, host.cores) for host in topology.hosts]
         self._unlimited = unlimited
-        self._host_of = [] if topology is None else topology.host_of
         on_scheduler = on_client = unlimited
         if topology is not None:
             on_scheduler = self._cores[topology.host_number(topology.scheduler)]
@@ -46,18 +49,31 @@ class Fabric:
     @classmethod
     def on(cls, time: VirtualTime, topology: Topology) -> Fabric:
         """Return the fabric of a topology."""
-        return cls(time, SharedNetwork(time, topology), topology.runtime, topology)
+        hosts = topology.host_of
+        return cls(time, SharedNetwork(time, topology, hosts), topology.runtime, topology, hosts)
 
     def cores_of(self, worker: int) -> Cores:
         """Return the cores of a worker's host."""
-        return self._cores[self._host_of[worker]] if worker < len(self._host_of) else self._unlimited
+        return self._cores[self.hosts[worker]] if worker < len(self.hosts) else self._unlimited
 
     def host_of(self, worker: int, workers_per_host: int) -> tuple[int, int]:
         """Return the number of a worker's host, and the worker's place on it."""
-        if worker < len(self._host_of):
-            host = self._host_of[worker]
-            return host, worker - self._host_of.index(host)
+        if worker < len(self.hosts):
+            host = self.hosts[worker]
+            return host, worker - self.hosts.index(host)
         return divmod(worker, workers_per_host)
+
+    def replace(self, worker: int) -> None:
+        """Let the next worker that joins be on the host of an earlier one."""
+        if worker < len(self.hosts):
+            self.hosts.append(self.hosts[worker])
+
+    def memory_of(self, worker: int) -> MemorySpec | None:
+        """Return the memory that the topology gives a worker; None if it has no limit."""
+        found = self.worker(worker)
+        if found is None or not found.memory_nbytes:
+            return None
+        return MemorySpec(found.memory_nbytes, found.disk_bandwidth)
 
     def worker(self, number: int) -> WorkerSpec | None:
         """Return what the topology says of a worker; None without a topology."""

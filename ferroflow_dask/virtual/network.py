@@ -130,12 +130,14 @@ class SharedNetwork:
     ----------
     time : VirtualTime
     topology : Topology
+    hosts : list of int, optional
+        Number of each worker's host; the topology's if left out.
     """
 
-    def __init__(self, time: VirtualTime, topology: Topology) -> None:
+    def __init__(self, time: VirtualTime, topology: Topology, hosts: list[int] | None = None) -> None:
         self._time = time
         self._topology = topology
-        self._host_of = topology.host_of
+        self._host_of = topology.host_of if hosts is None else hosts
         self._scheduler = topology.host_number(topology.scheduler)
         self._client = topology.host_number(topology.client)
         self._ways: dict[tuple[int, int], _Way] = {}

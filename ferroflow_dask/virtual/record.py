@@ -53,6 +53,31 @@ class Transfer:
     stop: float
 
 
+class MemoryRecord:
+    """What the memory of workers with a limit did [B]."""
+
+    def __init__(self) -> None:
+        #: Largest size of each process.
+        self.peaks: dict[int, int] = {}
+        #: Largest sum of all results, replicas and spilled ones included.
+        self.results_peak = 0
+        #: Written to disk and read from it, by worker.
+        self.written: dict[int, int] = {}
+        self.read: dict[int, int] = {}
+        self.pauses = 0
+        #: Workers that were ended for their memory, in this order.
+        self.deaths: list[int] = []
+        self._results: dict[int, int] = {}
+        self._results_nbytes = 0
+
+    def holds(self, worker: int, process: int, results: int) -> None:
+        """Note the size of a process, and of all results that it has."""
+        self.peaks[worker] = max(process, self.peaks.get(worker, 0))
+        self._results_nbytes += results - self._results.get(worker, 0)
+        self._results[worker] = results
+        self.results_peak = max(self.results_peak, self._results_nbytes)
+
+
 class Record(SchedulerPlugin):
     """Collects what happens, in the order in which it ends."""
 
@@ -65,6 +90,7 @@ class Record(SchedulerPlugin):
         self.steps: list[Execution] = []
         self.completions: list[Completion] = []
         self.transfers: list[Transfer] = []
+        self.memory = MemoryRecord()
         #: How often each task was started.
         self.n_started: Counter[Key] = Counter()
         #: Graphs on their way to the scheduler, and what clients want that is not there yet.

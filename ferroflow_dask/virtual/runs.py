@@ -101,6 +101,8 @@ class VirtualRun(Run):
         Lets time pass for a step.
     clock : callable
         Returns the time [s].
+    on_values : callable, optional
+        Takes the size of the values that the run holds, whenever it changes [B].
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class VirtualRun(Run):
         *,
         compute: Compute,
         clock: Callable[[], float],
+        on_values: Callable[[int], object] | None = None,
     ) -> None:
         self.clock = clock
+        self._on_values = on_values
         super().__init__(bundle, results)
         self.key = key
         self._compute = compute
@@ -150,11 +154,21 @@ class VirtualRun(Run):
         self._values[self._n_arguments + step] = result
         if self._delivered:
             self._deliveries.add(step, result)
+        self._note_values()
         _, _, _, gone = self.bundle.steps[step]
         for number in gone:
             if number not in self._new_exports:
                 self._values[number] = None
+        self._note_values()
         self._go_on(step + 1)
+
+    def _note_values(self) -> None:
+        if self._on_values is None:
+            return
+        # The worker has those that are delivered under their own keys.
+        own = enumerate(self._values[self._n_arguments :])
+        live = [one for i, one in own if isinstance(one, Result) and i not in self._delivered]
+        self._on_values(sum(one.nbytes for one in live))
 
 
 def inputs_of(spec: Any, data: Mapping[Key, Any]) -> list[Any]:

@@ -33,6 +33,8 @@ class VirtualTask:
         Part of its duration in which it computes, from 0 to 1; then it sleeps or waits, and takes no core.
     awaits : tuple of keys
         Tasks that must have run before it ends, besides its duration. It may wait for their files.
+    working_nbytes : int
+        What it takes beside its inputs and its result while it runs [B].
 
     Raises
     ------
@@ -47,10 +49,12 @@ class VirtualTask:
     failures: int = 0
     core_share: float = 1.0
     awaits: tuple[Key, ...] = ()
+    working_nbytes: int = 0
 
     def __post_init__(self) -> None:
         check_amount("duration_s", self.duration_s)
         check_amount("nbytes", self.nbytes)
+        check_amount("working_nbytes", self.working_nbytes)
         check_amount("core_share", self.core_share)
         if self.core_share > 1:
             raise UsageError(f"core_share must be at most 1, got {self.core_share}")

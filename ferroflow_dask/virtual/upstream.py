@@ -128,7 +128,14 @@ class VirtualScheduler(Scheduler):
         return ts
 
     def join(
-        self, address: str, name: int, nthreads: int, resources: Mapping[str, float], stream: Stream
+        self,
+        address: str,
+        name: int,
+        nthreads: int,
+        resources: Mapping[str, float],
+        stream: Stream,
+        *,
+        memory_limit: int = 0,
     ) -> None:
         """Add a worker, which is not running yet; `Scheduler.add_worker` without the handshake."""
         stimulus_id = f"worker-connect-{name}"
@@ -140,7 +147,7 @@ class VirtualScheduler(Scheduler):
             pid=0,
             name=name,
             nthreads=nthreads,
-            memory_limit=0,
+            memory_limit=memory_limit,
             local_directory="",
             nanny="",
             server_id=address,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from distributed.worker_state_machine import (
     GatherDep,
     GatherDepNetworkFailureEvent,
     GatherDepSuccessEvent,
+    Instruction,
     PauseEvent,
     RescheduleEvent,
     RetryBusyWorkerEvent,
@@ -38,6 +39,7 @@ from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.fabric import Fabric
 from ferroflow_dask.virtual.hosts import Process
+from ferroflow_dask.virtual.memory import Memory, MemorySpec
 from ferroflow_dask.virtual.network import Stream
 from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
 from ferroflow_dask.virtual.runs import (
@@ -112,6 +114,8 @@ class VirtualWorker:
         self._cores = around.fabric.cores_of(name)
         #: Its event loop, in which it takes messages and reports tasks.
         self.process = Process(around.time, self._cores)
+        #: None without a limit.
+        self.memory: Memory | None = None
         self._is_search_due = False
         self._handlers: dict[str, Callable[..., None]] = {}
         soon = partial(self._later, 0.0)
@@ -123,6 +127,14 @@ class VirtualWorker:
         self.ends: dict[WorkerEnd, int] = {end: end.open() for end in (self._held, self._inline, self._runs)}
         plugins: dict[str, Any] = state.plugins
         plugins |= {end.name: end for end in (self._held, self._inline)}
+
+    def limit(
+        self, spec: MemorySpec, tell: Callable[[dict[str, Any]], None], died: Callable[[], None]
+    ) -> None:
+        """Limit its memory, before it has any results; see `Memory`."""
+        record = self._around.record.memory
+        self.memory = Memory(spec, self, self._time, record, tell=tell, died=died)
+        self.state.data = self.memory.store
 
     @property
     def n_held(self) -> int:
@@ -166,6 +178,8 @@ class VirtualWorker:
     def die(self) -> None:
         """Lose all tasks and all data; peers that are being sent data learn of it first."""
         self.is_alive = False
+        if self.memory is not None:
+            self.memory.die()
         for key, start in self._executing.items():
             self._note(key, start, Outcome.LOST)
         for fetch in self._sending:
@@ -173,10 +187,22 @@ class VirtualWorker:
             latency_s = self._network.latency_s(self.name, fetch.by.name)
             self._time.after(latency_s, fetch.by._fetch_failed, fetch.instruction)
 
+    def block(self, seconds: float) -> None:
+        """Let the event loop do nothing else for some time [s]."""
+        self.process.run(seconds, lambda: None)
+
     # What its state machine asks for
 
     def _handle(self, event: StateMachineEvent) -> None:
-        for instruction in self.state.handle_stimulus(event):
+        instructions = self.state.handle_stimulus(event)
+        if self.memory is None:
+            self._carry_out(instructions)
+            return
+        self.memory.changed()  # the event loop writes to disk first
+        self.process.run(0.0, self._if_alive, self._carry_out, instructions)
+
+    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case SendMessageToScheduler():
                     self.to_scheduler.send(instruction.to_dict())
@@ -205,16 +231,33 @@ class VirtualWorker:
         self._handle(FindMissingEvent(stimulus_id=f"find-missing-{self._time.now}"))
 
     def _execute(self, key: Key) -> None:
-        record, ts = self._around.record, self.state.tasks[key]
+        if self.memory is None:
+            self._start(key)
+            return
+        # Inputs that are spilled are read first, by the event loop.
+        self.memory.load(key, [ts.key for ts in self.state.tasks[key].dependencies])
+        self.process.run(0.0, self._if_alive, self._start, key)
+
+    def _start(self, key: Key) -> None:
+        self._executing[key] = self._time.now
+        record, ts, memory = self._around.record, self.state.tasks[key], self.memory
         spec: Any = ts.run_spec
         bundle = bundle_in(spec)
-        self._executing[key] = self._time.now
         ended = partial(self._if_alive, self._executed, key, ts.run_id)
         if bundle is not None:
             record.n_started[key] += 1
             try:
-                results = inputs_of(spec, {**self.state.data})
-                run = VirtualRun(key, bundle, results, self._runs, compute=self._run_step, clock=self._time)
+                results = inputs_of(spec, self.state.data)
+                holds = None if memory is None else partial(memory.works, key)
+                run = VirtualRun(
+                    key,
+                    bundle,
+                    results,
+                    self._runs,
+                    compute=self._run_step,
+                    clock=self._time,
+                    on_values=holds,
+                )
             except Reschedule as error:
                 self._time.after(0.0, ended, error)
             else:
@@ -246,6 +289,8 @@ class VirtualWorker:
     def _compute(self, key: Key, ended: Callable[[Any], None]) -> None:
         """Take the time of a task, and call `ended` with its result, or with the exception that it raises."""
         record, task = self._around.record, self._around.tasks[key]
+        if self.memory is not None and task.working_nbytes:
+            ended = self.memory.during(key, task.working_nbytes, ended)
         result: Any = Result(task.nbytes)
         if record.n_started[key] < task.failures:
             result = RuntimeError(f"{key!r} is one of the executions that fail")
@@ -263,6 +308,8 @@ class VirtualWorker:
 
     def _executed(self, key: Key, run_id: int, result: Any) -> None:
         start, stop = self._executing.pop(key), self._time.now
+        if self.memory is not None:
+            self.memory.ended(key)
         self._note(key, start, Outcome.FAILED if isinstance(result, Exception) else Outcome.FINISHED)
         report_s = self._around.fabric.runtime.worker_task_s / 2
         self.process.run(report_s, self._if_alive, self._report, key, run_id, result, start, stop)
@@ -301,7 +348,12 @@ class VirtualWorker:
         fetch = _Fetch(self, instruction, data, nbytes, self._time.now)
         peer._sending[fetch] = None
         arrived = partial(self._if_alive, self._fetched, fetch, peer)
-        self._network.send(peer.name, self.name, nbytes, arrived)
+        send = partial(self._network.send, peer.name, self.name, nbytes, arrived)
+        if peer.memory is None:
+            send()
+        else:
+            peer.memory.changed()  # it may have read some of them
+            peer.process.run(0.0, peer._if_alive, send)
 
     def _fetched(self, fetch: _Fetch, peer: VirtualWorker) -> None:
         if fetch.is_broken:
