@@ -63,6 +63,7 @@ _BUNDLES_LOOKED_AT = 256
 #: Why a worker is chosen, and which one it was compared with.
 _FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
 _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
+_STAYS = _FINISHES + "; {} in {:.4g} s is no reason to fetch more data to a busy worker"
 #: Why a task is stolen, or not.
 _ENDS = "ends in {:.4g} s instead of {:.4g} s"
 _WOULD_END = "would end in {:.4g} s instead of {:.4g} s"
@@ -114,6 +115,11 @@ class StealingPolicy(Policy):
             candidates = roomy or candidates
         best = second = None
         n_candidates = 0
+        # More data than must be go to a busy worker only if that gains a task's length: averages are wrong by
+        # as much, and a worker that does run dry steals. Data are what takes longer than a message.
+        most = task.input_bytes
+        if not task.has_cost and task.held:
+            most += int(view.latency_s * view.bandwidth) - max(task.held.values())
         for worker in candidates:
             if not worker.is_running:
                 continue
@@ -123,20 +129,22 @@ class StealingPolicy(Policy):
             transfer_s = view.transfer_s(task, worker.key) if missing or task.output_bytes else 0.0
             run_s = (task.cost_on(worker) if task.costs_s else task.cost_s) / worker.speed
             here_s = load[0] + transfer_s + run_s
+            is_bet = missing > most and load[0]
             # Locality, load and memory break ties.
-            finish = (here_s, missing, *load[:2], worker.nbytes, load[2])
+            finish = (here_s + (run_s if is_bet else 0.0), missing, *load[:2], worker.nbytes, load[2])
             if best is None or finish < best[0]:
-                best, second = (finish, worker, transfer_s, run_s), best
+                best, second = (finish, worker, here_s, transfer_s, run_s), best
             elif second is None or finish < second[0]:
-                second = (finish, worker, transfer_s, run_s)
+                second = (finish, worker, here_s, transfer_s, run_s)
         if best is None:
             return ()
-        finish, chosen, transfer_s, run_s = best
+        finish, chosen, here_s, transfer_s, run_s = best
         if not task.held:
             self._last = chosen.key
-        reason = (_FINISHES, finish[0], finish[2], transfer_s, run_s, n_candidates)
+        reason = (_FINISHES, here_s, finish[2], transfer_s, run_s, n_candidates)
         if second is not None:
-            reason = (_FINISHES_BEFORE, *reason[1:], second[1].key, second[0][0])
+            compared = _FINISHES_BEFORE if here_s <= second[2] else _STAYS
+            reason = (compared, *reason[1:], second[1].key, second[2])
         return (AssignTask(task.key, chosen.key, reason),)
 
     @staticmethod

@@ -74,7 +74,7 @@ class ClusterView(LoadOrder):
         if not missing:
             return spill_s
         incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
-        return spill_s + max(0.0, incoming_s - there.wait_s) + self._fetch_s(task, there, missing)
+        return spill_s + max(0.0, incoming_s - there.load[0]) + self._fetch_s(task, there, missing)
 
     def _fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker.key)) * self.latency_s

@@ -20,6 +20,25 @@ def test_a_task_stays_with_its_data_when_moving_costs_more_than_waiting() -> Non
     assert cluster.ready(cluster.task(i, 1.0, **big) for i in range(4)) == ["w0"] * 4
 
 
+@pytest.mark.parametrize(
+    ("change", "chosen"),
+    [
+        pytest.param({}, "w0", id="data that take longer than a message"),
+        pytest.param({"held": {"w0": 10**4}, "input_bytes": 10**4}, "w1", id="less data"),
+        pytest.param({"has_cost": True}, "w1", id="a declared duration"),
+        pytest.param({"held": {"w0": 10**7, "w1": 10**7}}, "w1", id="data on both"),
+    ],
+)
+def test_data_go_to_a_busy_worker_if_that_gains_a_task(change: dict[str, Any], chosen: str) -> None:
+    cluster = ferroflow()
+    held = {"held": {"w0": 10**7}, "input_bytes": 10**7, **change}  # .1 s of transfer
+    for worker, seconds in (("w0", 2.0), ("w1", 1.5), ("w2", 3.0), ("w3", 3.0)):
+        cluster.put(worker, cluster.task(worker, seconds))
+    assert cluster.ready([cluster.task("next", 1.0, **held)]) == [chosen]
+    cluster.view.finish("w1", cluster.now)  # now it has a free thread
+    assert cluster.ready([cluster.task("after", 1.0, **held)]) == ["w1"]
+
+
 def test_what_is_on_its_way_to_a_worker_comes_before_what_is_sent_next() -> None:
     cluster = ferroflow()
     cluster.put("w0", cluster.task("long", 2.0))
