@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError
 from ferroflow_dask.exceptions import FerroflowError, UsageError
@@ -43,6 +44,8 @@ _CALL = "--checkout coiled=PATH"
 _COLLECT = "import sys; from ferroflow_dask.bench.public.coiled_plugin import collect; collect(*sys.argv[1:])"
 #: Of the checkout's own tests [s].
 _LONG_TIMEOUT_S = 3600.0
+#: The last test on the cluster of each client.
+_ran: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 #: For imports of all packages that the tests use [s].
 _COLLECT_TIMEOUT_S = 300
 
@@ -135,13 +138,17 @@ def collected(checkout: Path) -> dict[str, str]:
 def run(checkout: Path, test: str, client: Client, clock: Clock) -> dict[str, Any]:
     """Run a test on the cluster of a client; return the values that the test waits for or reads.
 
-    Clusters of the test's own have the plugin if that of the client has it.
+    Clusters of the test's own have the plugin if that of the client has it. Workers are restarted before
+    another test, as the checkout's own fixtures do: they would keep memory that Dask does not manage.
     """
     import dask
 
     from ferroflow_dask.bench.public.coiled_plugin import CoiledPlugin, run_pytest
     from ferroflow_dask.scheduler.installation import installed
 
+    if _ran.setdefault(client, test) != test:
+        _ran[client] = test
+        client.restart()
     plugin = CoiledPlugin(checkout, client, clock)
     # The preload of a client installs the plugin on its cluster, and lets it follow that of a running one.
     preload = [] if installed(client) is None else ["ferroflow_dask.preload"]

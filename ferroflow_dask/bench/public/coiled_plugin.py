@@ -201,7 +201,7 @@ class CoiledPlugin:
             patch.setattr("xarray.open_zarr", open_zarr)
             patch.setattr("fsspec.get_mapper", get_mapper)
             patch.setattr("dask.dataframe.read_parquet", read_parquet)
-            # Tests that share a cluster restart its workers, which belong to the program that measures.
+            # Fixtures restart the workers for each run of a test; `coiled.run` does it once for all runs.
             patch.setattr(Client, "restart", lambda *_, **__: None)
             patch.setitem(vars(pytest.mark), "client", lambda *_, **__: lambda test: test)
             for name in _modules_of_tests():
