@@ -7,7 +7,7 @@ from typing import Any
 
 import dask
 import dask.array as da
-from dask._task_spec import convert_legacy_graph
+from dask._task_spec import Task, TaskRef, convert_legacy_graph
 from dask.order import order
 from dask.sizeof import sizeof
 
@@ -47,15 +47,21 @@ class ArrayProgram:
     def __init__(self, collection: Any) -> None:
         (optimized,) = dask.optimize(collection)
         tasks = convert_legacy_graph(dict(optimized.__dask_graph__()))
-        self._order = order(tasks)
+        # Numbers, since sets of strings have another order in each process.
+        numbers = {key: number for number, key in enumerate(sorted(tasks, key=repr))}
+        needed = {key: sorted(tasks[key].dependencies, key=numbers.__getitem__) for key in numbers}
+        numbered = {
+            numbers[key]: Task(numbers[key], len, *(TaskRef(numbers[one]) for one in needed[key]))
+            for key in numbers
+        }
+        places = order(numbered)
+        self._order = {key: places[number] for key, number in numbers.items()}
         rng, values = random.Random(0), dict[Any, Any]()
         for key in sorted(tasks, key=self._order.__getitem__):
             values[key] = tasks[key](values)
         self.graph = {
-            key: VirtualTask(
-                rng.uniform(0.45, 0.55), tuple(task.dependencies), nbytes=_SCALE * sizeof(values[key])
-            )
-            for key, task in tasks.items()
+            key: VirtualTask(rng.uniform(0.45, 0.55), tuple(needed[key]), nbytes=_SCALE * sizeof(values[key]))
+            for key in numbers
         }
 
     def run(self, cluster: VirtualCluster) -> VirtualCluster:
