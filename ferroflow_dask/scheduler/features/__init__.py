@@ -18,6 +18,7 @@ from ferroflow_dask.scheduler.features.kept_numbers import KeptNumbers
 from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
 from ferroflow_dask.scheduler.features.metrics import Metrics
+from ferroflow_dask.scheduler.features.paused_workers import PausedWorkers
 from ferroflow_dask.scheduler.features.plain_shuffles import PlainShuffles
 from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
 from ferroflow_dask.scheduler.features.predictions import Predictions
@@ -49,12 +50,20 @@ BUILT_IN: tuple[type[Feature], ...] = (
     LowLatencyMessages,
     ClientPlans,
     ScatteredReplicas,
+    PausedWorkers,
     Predictions,
     KeptNumbers,
     Metrics,
 )
 #: Those that work in virtual time, in which a policy takes none.
-VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, Siblings, InlinedResults, Prefetch)
+VIRTUAL: tuple[type[Feature], ...] = (
+    QueueDepth,
+    LeanTransitions,
+    Siblings,
+    InlinedResults,
+    Prefetch,
+    PausedWorkers,
+)
 
 
 def check_names(names: object) -> tuple[str, ...]:

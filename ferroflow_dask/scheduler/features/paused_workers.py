@@ -1,0 +1,103 @@
+"""Paused workers: if all of them stay paused while tasks wait, one is restarted.
+
+A worker pauses above a part of its memory, and goes on below it. What it cannot spill, such as memory that a
+library has leaked, may keep it above for ever. If that holds for all workers, Dask waits without a word
+(dask/distributed#5999).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.core import Core
+from ferroflow_dask.scheduler.features.base import Feature
+
+if TYPE_CHECKING:
+    from distributed.scheduler import WorkerState
+
+#: How long all workers have been paused before one is restarted [s]: Dask spills for some seconds.
+_PATIENCE_S = 30.0
+_STIMULUS_ID = "ferroflow-restart-paused-worker"
+
+
+class PausedWorkers(Feature):
+    """Restarts a worker if all of them stay paused."""
+
+    name = "paused_workers"
+    summary = "If all workers stay paused while tasks wait, one is restarted"
+    reason = "a program ends that would wait for ever: `tests/scheduler/test_paused_workers.py`"
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._look_when_due = core.guard(self._look)
+        self._is_armed = self._has_warned = False
+        self._n_restarted = 0
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of restarts."""
+        return {"restarted": self._n_restarted}
+
+    def in_pass(self) -> None:
+        """Look again later if no worker runs tasks; there is a pass after each pause."""
+        if not self._is_armed and not self.core.scheduler.running and self.core.scheduler.workers:
+            self._look_in(_PATIENCE_S)
+
+    def _look_in(self, seconds: float) -> None:
+        self._is_armed = True
+        self.core.scheduler.loop.call_later(seconds, self._look_when_due)
+
+    def _look(self) -> None:
+        self._is_armed = False
+        scheduler, now = self.core.scheduler, self.core.clock()
+        if scheduler.running or not scheduler.workers or self.core.guard.error is not None:
+            return
+        paused = [self.core.view.workers[address] for address in scheduler.workers]
+        left_s = _PATIENCE_S - min(now - worker.stopped_at for worker in paused)
+        if left_s > 0:
+            self._look_in(left_s)
+            return
+        if self._tasks_wait() and not any(worker.known_to_run for worker in paused):
+            self._restart()
+        self._look_in(_PATIENCE_S)
+
+    def _tasks_wait(self) -> bool:
+        scheduler = self.core.scheduler
+        return bool(scheduler.queued or scheduler.unrunnable) or any(
+            ws.processing for ws in scheduler.workers.values()
+        )
+
+    def _restart(self) -> None:
+        ws = min(self._candidates(), key=lambda one: one.nbytes, default=None)
+        if ws is not None:
+            # Its tasks have not started.
+            for ts in ws.processing:
+                _distributed.lower_blame(self.core.scheduler, ts.key)
+            options: dict[str, Any] = {"wait_for_workers": False, "on_error": "return"}
+            restart = partial(
+                self.core.scheduler.restart_workers, [ws.address], **options, stimulus_id=_STIMULUS_ID
+            )
+            self.core.scheduler.loop.add_callback(restart)
+            self._n_restarted += 1
+        if not self._has_warned:
+            self._has_warned = True
+            _distributed.warn_clients(
+                self.core.scheduler,
+                f"ferroflow: all workers have been paused for {_PATIENCE_S:g} s while tasks wait; "
+                + (
+                    "none can be restarted without a loss of data"
+                    if ws is None
+                    else f"worker {ws.name} is restarted, and its results are computed again"
+                ),
+            )
+
+    def _candidates(self) -> Iterator[WorkerState]:
+        """Yield workers with a nanny that have neither actors nor the only replica of scattered data."""
+        for ws in self.core.scheduler.workers.values():
+            is_needed = ws.actors or any(
+                ts.run_spec is None and len(ts.who_has or ()) == 1 for ts in ws.has_what
+            )
+            if ws.nanny and not is_needed:
+                yield ws

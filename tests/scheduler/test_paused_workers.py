@@ -1,0 +1,105 @@
+"""Paused workers: if all of them stay paused while tasks wait, one is restarted."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import checked_client
+from distributed import Client, Worker
+from distributed.core import Status
+from in_charge import feature, scheduler_of, stealing_of
+from virtual_runs import L
+from waiting import until
+
+from ferroflow_dask import install
+from ferroflow_dask.scheduler.features import paused_workers
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+
+
+def pause(dask_worker: Worker) -> None:
+    dask_worker.memory_manager.memory_pause_fraction = False
+    dask_worker.status = Status.paused
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def pause_all(client: Client) -> None:
+    client.run(pause)
+    until(lambda: not scheduler_of(client).running)
+
+
+def n_restarted(client: Client) -> int:
+    return int(feature(stealing_of(client), "paused_workers").counts()["restarted"])
+
+
+@pytest.fixture
+def _is_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paused_workers, "_PATIENCE_S", 5.0)  # a restart takes 2 s
+
+
+@pytest.mark.usefixtures("_is_hasty")
+def test_the_worker_with_the_least_data_is_restarted_and_the_tasks_end() -> None:
+    with checked_client(2, processes=True, set_as_default=False) as client:
+        install(client)
+        rich, poor = scheduler_of(client).workers
+        lost = client.submit(double, 1, workers=[poor])
+        kept = client.submit(bytes, 10**6, workers=[rich])
+        kept.result()
+        lost.result()
+        scheduler_of(client).tasks[lost.key].worker_restrictions = None  # it may run elsewhere from now on
+        pause_all(client)
+        futures = client.map(double, range(20))
+        with pytest.warns(UserWarning, match="all workers have been paused for 5 s.* is restarted"):
+            assert client.gather(futures) == [double(i) for i in range(20)]
+        assert n_restarted(client) == 1
+        assert rich in scheduler_of(client).workers
+        assert poor not in scheduler_of(client).workers
+        assert lost.result() == 2
+        assert not any(ts.suspicious for ts in scheduler_of(client).tasks.values())
+
+
+@pytest.mark.usefixtures("_is_hasty")
+def test_scattered_data_and_actors_are_not_lost() -> None:
+    with checked_client(1, processes=True, set_as_default=False) as client:
+        install(client)
+        data = client.scatter([1, 2])
+        pause_all(client)
+        futures = client.map(double, data)
+        with pytest.warns(UserWarning, match="none can be restarted without a loss of data"):
+            until(lambda: feature(stealing_of(client), "paused_workers")._has_warned)
+        assert n_restarted(client) == 0
+        client.run(lambda dask_worker: setattr(dask_worker, "status", Status.running))
+        assert client.gather(futures) == [2, 4]
+
+
+def looks(cluster: VirtualCluster) -> list[float]:
+    """Note restarts, which need a nanny."""
+    found: list[float] = []
+    own = feature(cluster.stealing, "paused_workers")
+    own._restart = lambda: found.append(cluster.time.now)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("at_s", "restarts"),
+    [
+        pytest.param({}, [31.0, 61.0], id="paused for a minute"),
+        pytest.param({20.0: "resume"}, [], id="one resumes"),
+        pytest.param({20.0: "resume", 22.0: "pause"}, [52.0], id="one goes on for a while"),
+    ],
+)
+def test_nothing_is_restarted_before_all_have_been_paused_for_long(
+    at_s: dict[float, str], restarts: list[float]
+) -> None:
+    cluster = VirtualCluster(2, latency_s=L)
+    found = looks(cluster)
+    cluster.submit({f"a{i}": VirtualTask(0.1) for i in range(8)})
+    for worker in (0, 1):
+        cluster.at(1.0, cluster.pause, worker)
+    for when, what in at_s.items():
+        cluster.at(when, getattr(cluster, what), 0)
+    cluster.at(1.5, cluster.submit, {f"b{i}": VirtualTask(0.1) for i in range(8)}, "other")
+    cluster.at(25.0, cluster.submit, {f"c{i}": VirtualTask(0.1) for i in range(8)}, "a third")
+    cluster.run(until=70.0)
+    assert found == pytest.approx(restarts, abs=0.5)
