@@ -83,7 +83,7 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
     install(thread_client, "ring")
     assert n_ours() == 13  # nothing is prefetched
     install(thread_client, "static")
-    assert n_ours() == 10  # it has no threshold
+    assert n_ours() == 11  # it has no threshold
     uninstall(thread_client)
     assert n_ours() == 0
 
