@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
@@ -51,16 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextmanager
-def checked_client(n_workers: int, *, processes: bool, set_as_default: bool) -> Iterator[Client]:
-    """Start workers with one thread each; their state machines and the scheduler's check themselves."""
+def checked_client(
+    n_workers: int, *, processes: bool, set_as_default: bool, nthreads: int = 1, **options: Any
+) -> Iterator[Client]:
+    """Start workers, whose state machines check themselves as the scheduler's does."""
     with (
         dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
         LocalCluster(
             n_workers=n_workers,
-            threads_per_worker=1,
+            threads_per_worker=nthreads,
             processes=processes,
             dashboard_address=":0",
             silence_logs=logging.ERROR,
+            **options,
         ) as cluster,
         Client(cluster, set_as_default=set_as_default) as client,
     ):

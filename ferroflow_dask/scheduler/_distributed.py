@@ -170,13 +170,13 @@ def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[
 
     def change(ts: TaskState, message: dict[str, Any]) -> dict[str, Any]:
         if ts.processing_on is not None:
-            for filtered in hooks.message:
-                message = filtered(ts, ts.processing_on, message)
+            for is_on, complete in hooks.message:
+                message = complete(ts, ts.processing_on, message) if is_on else message
                 if message is None:
-                    raise TypeError(f"{filtered.__qualname__} must return a message, got None")
+                    raise TypeError(f"{complete.__qualname__} must return a message, got None")
         return message
 
-    complete = guard(change)
+    guarded = guard(change)
 
     def task_to_msg(ts: TaskState) -> Any:
         for placed, instead in answers:
@@ -184,7 +184,7 @@ def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[
             if message is not None:
                 return message
         # An exception of Dask's own function is none of the plugin.
-        return complete(ts, stock(ts)) or stock(ts)
+        return guarded(ts, stock(ts)) or stock(ts)
 
     return task_to_msg
 

@@ -83,7 +83,11 @@ class ClusterEvents:
                 self._device_reported(msg)
             return
         self._graphs.event(topic, msg)
-        action = msg.get("action") if isinstance(msg, dict) else None
+        if not isinstance(msg, dict):
+            return
+        for hook in self._hooks.log_event:
+            hook(topic, msg)
+        action = msg.get("action")
         if topic not in self._view.workers:
             return
         if action == "remove-worker":

@@ -57,6 +57,8 @@ class Hooks:
         self.add_client: tuple[Callable[[str], None], ...] = of("add_client")
         self.remove_client: tuple[Callable[[str], None], ...] = of("remove_client")
         self.update_graph: tuple[Callable[[], None], ...] = of("update_graph")
+        self.worker_dies: tuple[Callable[[str], None], ...] = of("worker_dies")
+        self.log_event: tuple[Callable[[str, dict[str, Any]], None], ...] = of("log_event")
         self.restart: tuple[Callable[[], None], ...] = of("restart")
         self.failed: tuple[Callable[[], None], ...] = of("failed")
         # Events of tasks
@@ -76,7 +78,9 @@ class Hooks:
         self.instead = tuple((one.placed, call) for one, call in answers("instead"))
         self.result_of: tuple[Callable[[Key], bytes | None], ...] = of("result_of")
         # Filters and facts
-        self.message: tuple[_Filter, ...] = of("message")
+        self.message: tuple[tuple[object, _Filter], ...] = tuple(
+            (one.filtered, call) for one, call in answers("message")
+        )
         self.may_drop: tuple[Callable[[Key, str], bool], ...] = of("may_drop")
         self.arrives_with: tuple[Callable[[TaskState], Collection[Key]], ...] = of("arrives_with")
         self.brings: tuple[Callable[[WorkerState, Key], bool], ...] = of("brings")

@@ -73,6 +73,11 @@ class WorkerPluginChange(Change):
         """Whether the plugin is wanted on the workers."""
         return self._is_wanted
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether workers that join get the plugin."""
+        return self._plugin_name in self._scheduler.worker_plugins
+
     def apply(self) -> None:
         """Register the plugin once the event loop comes to it."""
         self._is_wanted = True
@@ -235,6 +240,11 @@ class Remote(Change):
         """Forget a worker."""
         self.supporting.pop(address, None)
         self._unanswered.pop(address, None)
+
+    @property
+    def is_on_new_workers(self) -> bool:
+        """Whether workers that join from now on open an end before they take tasks."""
+        return self._is_applied and getattr(self._plugin, "is_registered", True)
 
     def may_send(self, address: str) -> bool:
         """Return whether a worker understands the messages of the feature."""

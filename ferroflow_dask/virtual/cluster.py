@@ -258,6 +258,7 @@ class VirtualCluster:
                 self.scheduler.workers[address].metrics.update(metrics)
 
         def died() -> None:
+            self.scheduler.log_event("worker-restart-memory", {"worker": address})  # as a nanny does
             self.leave(worker.name)
             self.time.after(RESTART_S, self._replace, worker, memory)
 

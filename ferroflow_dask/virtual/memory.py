@@ -200,6 +200,8 @@ class Memory:
         self._working: dict[object, int] = {}
         self._inputs: dict[Key, Sequence[Key]] = {}
         self._working_nbytes = self._seen = 0
+        #: The most that the process has taken since this was set [B].
+        self.largest = 0
         self._is_paused = False
         monitor_s = parse_timedelta(dask.config.get("distributed.worker.memory.monitor-interval"))
         self._looks = [
@@ -243,6 +245,7 @@ class Memory:
     def changed(self) -> None:
         """Note the peaks, and block the event loop for what was written and read since the last call."""
         record, store, name = self._record, self.store, self._owner.name
+        self.largest = max(self.largest, self.nbytes)
         record.holds(name, self.nbytes, store.fast_nbytes + store.slow_nbytes)
         moved = store.written + store.read
         if moved > self._seen:

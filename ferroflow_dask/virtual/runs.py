@@ -19,7 +19,10 @@ from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.run import Run
 from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.scheduler.features.inlined_results_worker import ReportedResults
+from ferroflow_dask.scheduler.features.working_sets_worker import TOPIC as WORKING_SETS
+from ferroflow_dask.scheduler.features.working_sets_worker import WorkingSetsEnd
 from ferroflow_dask.scheduler.graphs.worker_runs import Runs
+from ferroflow_dask.virtual.memory import Memory
 
 
 class Result:
@@ -81,6 +84,41 @@ class VirtualRuns(Runs):
 
     def _on_cores(self) -> tuple[float, float]:
         return 0.0, 0.0
+
+
+class VirtualWorkingSets(WorkingSetsEnd):
+    """The working sets of a virtual worker.
+
+    Parameters
+    ----------
+    host : Host
+    memory : Memory
+    """
+
+    def __init__(self, host: Any, memory: Memory) -> None:
+        super().__init__(host)
+        self._memory = memory
+
+    def limit(self) -> int:
+        """Return the limit of the worker's memory [B]."""
+        return self._memory.spec.nbytes
+
+    def sampler(self) -> _Growth:
+        """Start to measure the memory of the process."""
+        return _Growth(self._memory)
+
+    def report(self, event: dict[str, Any]) -> None:
+        """Report to the scheduler."""
+        self.worker.batched_send({"op": "log-event", "topic": WORKING_SETS, "msg": event})
+
+
+class _Growth:
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._before = memory.largest = memory.nbytes
+
+    def stop(self) -> int:
+        return self._memory.largest - self._before
 
 
 #: Runs a step that takes time: its key, whether it computes, and the function to call with its result.

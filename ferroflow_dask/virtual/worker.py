@@ -48,6 +48,7 @@ from ferroflow_dask.virtual.runs import (
     VirtualReportedResults,
     VirtualRun,
     VirtualRuns,
+    VirtualWorkingSets,
     inputs_of,
 )
 from ferroflow_dask.virtual.task import VirtualTask
@@ -119,7 +120,8 @@ class VirtualWorker:
         self._is_search_due = False
         self._handlers: dict[str, Callable[..., None]] = {}
         soon = partial(self._later, 0.0)
-        host: Any = Host(state, self._handle, to_scheduler.send, self._handlers, soon)
+        host: Any
+        self._host = host = Host(state, self._handle, to_scheduler.send, self._handlers, soon)
         self._held = PrefetchedTasks(host)
         self._inline = VirtualReportedResults(host)
         self._runs = VirtualRuns(host, around.time)
@@ -135,6 +137,10 @@ class VirtualWorker:
         record = self._around.record.memory
         self.memory = Memory(spec, self, self._time, record, tell=tell, died=died)
         self.state.data = self.memory.store
+        end = VirtualWorkingSets(self._host, self.memory)
+        self.ends[end] = end.open()
+        plugins: dict[str, Any] = self.state.plugins
+        plugins[end.name] = end
 
     @property
     def n_held(self) -> int:

@@ -81,9 +81,9 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
 
     assert n_ours() == 0
     install(thread_client, "ring")
-    assert n_ours() == 13  # nothing is prefetched
+    assert n_ours() == 15  # nothing is prefetched
     install(thread_client, "static")
-    assert n_ours() == 11  # it has no threshold
+    assert n_ours() == 13  # it has no threshold
     uninstall(thread_client)
     assert n_ours() == 0
 

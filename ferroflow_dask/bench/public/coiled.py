@@ -149,6 +149,7 @@ def run(checkout: Path, test: str, client: Client, clock: Clock) -> dict[str, An
     if _ran.setdefault(client, test) != test:
         _ran[client] = test
         client.restart()
+        client.run(_nothing)  # all have to be up before the next restart (dask/distributed#7312)
     plugin = CoiledPlugin(checkout, client, clock)
     # The preload of a client installs the plugin on its cluster, and lets it follow that of a running one.
     preload = [] if installed(client) is None else ["ferroflow_dask.preload"]
@@ -162,6 +163,10 @@ def run(checkout: Path, test: str, client: Client, clock: Clock) -> dict[str, An
     if status:
         raise FerroflowError(f"pytest ended with status {status} and ran no test {test!r}")
     return plugin.answer
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_long(test: str) -> bool:

@@ -29,6 +29,7 @@ from ferroflow_dask.scheduler.features.scattered_replicas import ScatteredReplic
 from ferroflow_dask.scheduler.features.sharing import Sharing
 from ferroflow_dask.scheduler.features.siblings import Siblings
 from ferroflow_dask.scheduler.features.stages import Stages
+from ferroflow_dask.scheduler.features.working_sets import WorkingSets
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -51,6 +52,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     ClientPlans,
     ScatteredReplicas,
     PausedWorkers,
+    WorkingSets,
     Predictions,
     KeptNumbers,
     Metrics,
@@ -63,6 +65,7 @@ VIRTUAL: tuple[type[Feature], ...] = (
     InlinedResults,
     Prefetch,
     PausedWorkers,
+    WorkingSets,
 )
 
 

@@ -47,6 +47,8 @@ class Feature:
     #: Tasks for which `place` and `instead` may have an answer: they are not called while it is empty. A
     #: feature that defines one of them sets this in its constructor, to one object for all its life.
     placed: Collection[Key] = ()
+    #: `message` is not called while this is empty. A feature that seldom changes messages sets it likewise.
+    filtered: object = True
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -89,6 +91,12 @@ class Feature:
 
     def remove_worker(self, address: str) -> None:
         """Handle a worker that left."""
+
+    def worker_dies(self, address: str) -> None:
+        """Handle a worker that is about to be removed, and was not asked to leave."""
+
+    def log_event(self, topic: str, msg: dict[str, Any]) -> None:
+        """Handle an event that the scheduler, a worker or a nanny logs, if it is a dict."""
 
     def add_client(self, client: str) -> None:
         """Handle a client that connects: its stream is opened after this call."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: How long all workers have been paused before one is restarted [s]: Dask spills for some seconds.
 _PATIENCE_S = 30.0
+#: Events of workers after which none may be running.
+_ACTIONS = frozenset({"worker-status-change", "remove-worker"})
 _STIMULUS_ID = "ferroflow-restart-paused-worker"
 
 
@@ -40,9 +42,9 @@ class PausedWorkers(Feature):
         """Return the number of restarts."""
         return {"restarted": self._n_restarted}
 
-    def in_pass(self) -> None:
-        """Look again later if no worker runs tasks; there is a pass after each pause."""
-        if not self._is_armed and not self.core.scheduler.running and self.core.scheduler.workers:
+    def log_event(self, topic: str, msg: dict[str, Any]) -> None:
+        """Look later, after a worker has paused or left: the others may be paused."""
+        if not self._is_armed and topic in self.core.view.workers and msg.get("action") in _ACTIONS:
             self._look_in(_PATIENCE_S)
 
     def _look_in(self, seconds: float) -> None:

@@ -245,8 +245,8 @@ class Prefetch(Feature):
         message = _distributed.early_message(self._scheduler, ts, ws)
         awaits = [(one.key, self._run_of(one)) for one in ts.dependencies if one.state != "memory"]
         self.ahead[ts.key] = _Ahead(ws.address, message["run_id"])
-        for filtered in self.core.hooks.message:
-            message = filtered(ts, ws, message)
+        for is_on, complete in self.core.hooks.message:
+            message = complete(ts, ws, message) if is_on else message
         message |= {"op": SEND, "awaits": awaits, "starts_by": message["op"]}
         self._scheduler.worker_send(ws.address, message)
 

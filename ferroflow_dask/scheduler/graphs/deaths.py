@@ -38,6 +38,7 @@ class Deaths:
 
     def __init__(self, core: Core, splitting: Splitting) -> None:
         self._scheduler = core.scheduler
+        self._hooks = core.hooks
         self._bundles = splitting.bundles
         self._split = splitting.split
         #: Lowers the counts that Dask is about to raise for the death of a worker, by its address.
@@ -65,6 +66,8 @@ class Deaths:
         ws = self._scheduler.workers.get(address)
         if ws is None:
             return
+        for hook in self._hooks.worker_dies:
+            hook(address)
         processing = list(ws.processing)
         # What a worker has of Dask's own queue.
         is_usual = len(processing) <= ws.nthreads + 1

@@ -1,0 +1,103 @@
+"""Worker's end of working sets: memory as a resource, and the memory that a task takes while it runs alone.
+
+This module is sent to workers by value and must not import this package, except `remote_worker`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.scheduler.remote_worker import WorkerEnd
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Name of the resource; amounts are bytes, and a worker has its memory limit.
+RESOURCE = "ferroflow-memory"
+#: Topic of the events that report working sets.
+TOPIC = "ferroflow-working-sets"
+#: How often memory is read while a task is measured [s].
+_INTERVAL_S = 0.02
+
+
+class Sampler:
+    """Reads an amount again and again, in a thread, until it is stopped.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the amount.
+    """
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+        self._before = self._most = read()
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="ferroflow-working-set", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_INTERVAL_S):
+            self._most = max(self._most, self._read())
+
+    def stop(self) -> int:
+        """Return by how much the amount has grown at most."""
+        self._is_over.set()
+        return max(self._most, self._read()) - self._before
+
+
+class WorkingSetsEnd(WorkerEnd):
+    """Measures tasks that need memory as a resource, if they run alone."""
+
+    name = "working_sets"
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._measured: Key | None = None
+        self._sampler: Any = None
+
+    def open(self) -> int:
+        """Have memory as a resource. It stays after the end is closed: tasks that were sent may need it."""
+        state, limit = self.worker.state, self.limit()
+        if limit and RESOURCE not in state.total_resources:
+            state.total_resources[RESOURCE] = state.available_resources[RESOURCE] = limit
+        return super().open()
+
+    def closed(self) -> None:
+        """Measure no more."""
+        self._stop()
+
+    def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
+        """Measure a task from its start to its end."""
+        if finish == "executing":
+            self._stop()  # one that is measured runs alone no more
+            state = self.worker.state
+            if RESOURCE in (state.tasks[key].resource_restrictions or ()) and len(state.executing) == 1:
+                self._measured, self._sampler = key, self.sampler()
+        elif key == self._measured:
+            nbytes = self._stop()
+            if finish == "memory":
+                self.report({"prefix": key_split(key), "nbytes": nbytes})
+
+    def _stop(self) -> int:
+        nbytes = 0 if self._sampler is None else self._sampler.stop()
+        self._measured = self._sampler = None
+        return nbytes
+
+    # What a virtual worker does in its own way
+
+    def limit(self) -> int:
+        """Return the limit of the worker's memory [B]; 0 if there is none."""
+        return int(self.worker.memory_manager.memory_limit or 0)
+
+    def sampler(self) -> Any:
+        """Start to measure the memory of the process."""
+        return Sampler(self.worker.monitor.get_process_memory)
+
+    def report(self, event: dict[str, Any]) -> None:
+        """Report to the scheduler."""
+        self.worker.log_event(TOPIC, event)

@@ -1,0 +1,132 @@
+"""Working sets: tasks that end a worker together run one at a time, then as many as fit."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from conftest import checked_client
+from in_charge import feature, stealing_of
+from virtual_runs import L
+
+from ferroflow_dask import install
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+from ferroflow_dask.virtual.memory import MemorySpec
+
+LIMIT = 1000
+
+
+def cluster_of(policy: str = "ferroflow", **options: Any) -> VirtualCluster:
+    usual = {"workers": 2, "nthreads": 4, "latency_s": L, "memory": MemorySpec(LIMIT, 1e5)}
+    return VirtualCluster(**{**usual, "policy": policy, **options})  # type: ignore[arg-type]
+
+
+def tasks(n: int, working_nbytes: int, name: str = "big") -> dict[Any, VirtualTask]:
+    return {(name, i): VirtualTask(1.0, nbytes=1, working_nbytes=working_nbytes) for i in range(n)}
+
+
+def states(cluster: VirtualCluster) -> set[str]:
+    return {ts.state for ts in cluster.scheduler.tasks.values() if ts.who_wants}
+
+
+def most_at_once(cluster: VirtualCluster, since_s: float) -> int:
+    """Return the most tasks that ran at once on a worker, of those that started after a time."""
+    runs = [one for one in cluster.record.executions if one.start >= since_s]
+    return max(
+        sum(other.worker == one.worker and other.start <= one.start < other.stop for other in runs)
+        for one in runs
+    )
+
+
+def needs(cluster: VirtualCluster) -> dict[str, float]:
+    return dict(feature(cluster.stealing, "working_sets")._needs)
+
+
+@pytest.mark.parametrize(("nbytes", "fit"), [(260, 3), (400, 2), (600, 1)])
+def test_tasks_that_stock_gives_up_end(nbytes: int, fit: int) -> None:
+    stock = cluster_of("dask")
+    stock.submit(tasks(24, nbytes))
+    stock.run()
+    cluster = cluster_of()
+    cluster.submit(tasks(24, nbytes))
+    cluster.run()
+    cluster.check()
+    if nbytes > 300:
+        assert "erred" in states(stock)
+    assert states(cluster) == {"memory"}
+    deaths = cluster.record.memory.deaths
+    assert len(deaths) <= 2  # each worker had such tasks at the first
+    last_death_s = max(one.stop for one in cluster.record.executions if one.worker in deaths)
+    assert needs(cluster) == {"big": pytest.approx(1.2 * nbytes, abs=2)}
+    assert most_at_once(cluster, last_death_s) <= fit
+    # The first after the deaths run alone.
+    assert cluster.record.makespan_s <= 2 + 2 + 1 + math.ceil(24 / (2 * fit)) + 2
+
+
+def test_what_is_known_holds_for_the_next_graph() -> None:
+    cluster = cluster_of()
+    cluster.submit(tasks(8, 400))
+    cluster.run()
+    n_deaths = len(cluster.record.memory.deaths)
+    assert n_deaths
+    cluster.submit({("big", 100 + i): task for i, task in enumerate(tasks(8, 400).values())})
+    cluster.run()
+    cluster.check()
+    assert len(cluster.record.memory.deaths) == n_deaths
+
+
+def test_tasks_of_other_prefixes_run_beside_them() -> None:
+    cluster = cluster_of(workers=1)
+    cluster.submit(tasks(4, 400))
+    cluster.run()
+    start_s = cluster.time.now
+    cluster.submit({**{("big", 10 + i): task for i, task in enumerate(tasks(4, 400).values())}}, "a")
+    cluster.submit(tasks(8, 1, "small"), "b")
+    cluster.run()
+    cluster.check()
+    assert most_at_once(cluster, start_s) == 4
+
+
+def test_a_task_that_fits_nowhere_is_given_up_as_in_stock() -> None:
+    cluster = cluster_of(workers=1)
+    cluster.submit(tasks(1, 2 * LIMIT))
+    cluster.run()
+    assert states(cluster) == {"erred"}
+    assert len(cluster.record.memory.deaths) == 4
+    cluster.submit(tasks(4, 10, "small"))
+    cluster.run()
+    assert states(cluster) == {"erred", "memory"}
+
+
+def test_a_worker_that_dies_for_another_reason_limits_nothing() -> None:
+    cluster = cluster_of()
+    cluster.submit(tasks(24, 10))
+    cluster.run(until=0.5)
+    cluster.leave(0)
+    cluster.run()
+    cluster.check()
+    assert needs(cluster) == {}
+
+
+def take(mb: int) -> int:
+    """Take memory for a second."""
+    block = np.ones(mb * 2**17)
+    time.sleep(1.0)
+    return int(block[-1]) * mb
+
+
+def test_real_workers_whose_tasks_do_not_fit_together() -> None:
+    with (
+        dask.config.set({"distributed.worker.memory.pause": False}),
+        checked_client(1, processes=True, set_as_default=False, nthreads=4, memory_limit="700MB") as client,
+    ):
+        install(client)
+        futures = client.map(take, [200] * 8, pure=False, key="take")
+        assert client.gather(futures) == [200] * 8
+        sets = feature(stealing_of(client), "working_sets")
+        assert 1 <= sets.counts()["deaths"] <= 2
+        assert 200e6 < sets._needs["take"] < 400e6
