@@ -57,9 +57,8 @@ class CoarseGraph:
             self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
         # Worker that holds most of a node's inputs.
         self._home: dict[int, str] = {}
-        for i, held in enumerate(work.held):
-            if held:
-                self._home.setdefault(chain[i], max(held, key=held.__getitem__))
+        for i, home in work.homes().items():
+            self._home.setdefault(chain[i], home)
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()
         self._alone = set(work.alone)

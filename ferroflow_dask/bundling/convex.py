@@ -14,8 +14,9 @@ def convex_clusters(work: Work, size_s: float, most_s: float) -> list[list[int]]
     A piece joins the cluster that holds all its inputs. Pieces without inputs, and pieces whose inputs are in
     different clusters, fill new clusters in the given order. Each cluster has a level, and reads only from
     clusters of lower levels. So no cluster waits for itself, and none waits for pieces that only some of its
-    pieces need, apart from those of one level. On a stencil this gives trapezoids in time, as in
-    M. Frigo and V. Strumpen, "Cache oblivious stencil computations", 2005; on a tree it gives subtrees.
+    pieces need, apart from those of one level. Pieces whose inputs from outside are on different workers fill
+    different clusters. On a stencil this gives trapezoids in time, as in M. Frigo and V. Strumpen, "Cache
+    oblivious stencil computations", 2005; on a tree it gives subtrees.
 
     Parameters
     ----------
@@ -36,11 +37,14 @@ def convex_clusters(work: Work, size_s: float, most_s: float) -> list[list[int]]
     filled_s: list[float] = []
     cost_s: list[float] = []
     cluster_of: list[int] = []
-    is_open: dict[int, int] = {}  # by level
+    homes = work.homes()
+    home_of: list[str | None] = []  # by cluster
+    is_open: dict[tuple[int, str | None], int] = {}  # by level and home
     single = {*work.alone, *work.last}
 
-    def new(level: int) -> int:
+    def new(level: int, home: str | None) -> int:
         clusters.append([])
+        home_of.append(home)
         levels.append(level)
         filled_s.append(0.0)
         cost_s.append(0.0)
@@ -49,16 +53,17 @@ def convex_clusters(work: Work, size_s: float, most_s: float) -> list[list[int]]
     for i, needed in enumerate(work.edges):
         sources = {cluster_of[j] for j in needed}
         level = 1 + max((levels[cluster] for cluster in sources), default=-1)
-        duration_s = work.costs_s[i]
+        duration_s, home = work.costs_s[i], homes.get(i)
+        joins = len(sources) == 1 and not single.intersection(needed)
         if i in single:
             # It ends here what others read: clusters that read it are of a higher level.
-            cluster = new(level)
-        elif len(sources) == 1 and not single.intersection(needed) and cost_s[min(sources)] <= most_s:
+            cluster = new(level, home)
+        elif joins and cost_s[min(sources)] <= most_s and home in (None, home_of[min(sources)]):
             (cluster,) = sources
         else:
-            found = is_open.get(level)
+            found = is_open.get((level, home))
             if found is None or filled_s[found] + duration_s / 2 > size_s:
-                found = is_open[level] = new(level)
+                found = is_open[level, home] = new(level, home)
             cluster = found
             filled_s[cluster] += duration_s
         clusters[cluster].append(i)

@@ -72,6 +72,10 @@ class Work:
     held: Sequence[Mapping[str, float]] = ()
     cores_s: float = 0.0
 
+    def homes(self) -> dict[int, str]:
+        """Return the worker that holds most of the inputs of each piece, for those of which one does."""
+        return {i: max(held, key=held.__getitem__) for i, held in enumerate(self.held) if held}
+
 
 def shortest_s(work: Work, n_tasks: int, cluster: ClusterProfile) -> float:
     """Return the makespan that cores and overheads allow at least, if the work is cut into some tasks [s]."""

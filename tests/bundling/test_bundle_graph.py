@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -235,6 +236,30 @@ def test_tasks_that_read_much_share_a_bundle_if_one_worker_has_it(nbytes: float)
     )
     homes = [{home[key] for key in bundle.places if key in home} for bundle in found.bundles.values()]
     assert max(map(len, homes)) == (1 if nbytes > 1 else 4)
+    assert len(found.tasks) < 40
+
+
+def test_a_tree_over_scattered_data_reads_them_where_they_are() -> None:
+    rng = random.Random(0)
+    home = {f"x-{i}": f"worker-{rng.randrange(4)}" for i in range(256)}
+    tasks = {f"n-{i}": Task(f"n-{i}", combine, i, TaskRef(key)) for i, key in enumerate(home)}
+    partial = [f"p-{i}" for i in range(16)]
+    tasks |= {
+        key: Task(key, combine, i, *(TaskRef(f"n-{16 * i + j}") for j in range(16)))
+        for i, key in enumerate(partial)
+    }
+    tasks["sum"] = Task("sum", combine, 0, *map(TaskRef, partial))
+    found = bundle_graph(
+        tasks,
+        {"sum"},
+        replace(FOUR, memory_nbytes=2**34),
+        Known(1e-4, nbytes=8.0),
+        "0",
+        outside_nbytes=dict.fromkeys(home, 2e6),
+        holders={key: [worker] for key, worker in home.items()},
+    )
+    homes = [{home[key] for key in bundle.places if key in home} for bundle in found.bundles.values()]
+    assert max(map(len, homes)) == 1
     assert len(found.tasks) < 40
 
 

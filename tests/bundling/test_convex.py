@@ -24,6 +24,21 @@ def clusters(
     return convex_clusters(work_of(edges, **options), size_s, most_s)
 
 
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        ([{}, {}, {}, {}, {}], [[0, 1, 2, 3, 4]]),
+        ([{"a": 1.0}, {"b": 1.0}, {"a": 1.0}, {}, {}], [[0, 2], [1], [3, 4]]),
+        ([{"a": 2.0, "b": 1.0}, {"a": 1.0}, {"a": 1.0}, {}, {"b": 1.0}], [[0, 1, 2, 3], [4]]),
+    ],
+    ids=["nothing held", "two holders", "a follower that reads elsewhere"],
+)
+def test_pieces_that_read_on_different_workers_share_no_cluster(
+    held: list[dict[str, float]], expected: list[list[int]]
+) -> None:
+    assert clusters([[], [], [], [0, 1, 2], [3]], size_s=9.0, held=held) == expected
+
+
 def binary_tree(depth: int) -> tuple[list[list[int]], list[int]]:
     """Return the edges of a tree in depth-first order, as Dask orders it, and the levels of its pieces."""
     edges: list[list[int]] = []
