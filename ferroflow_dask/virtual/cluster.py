@@ -17,6 +17,7 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.features.low_latency_worker import shorten
+from ferroflow_dask.scheduler.features.working_sets_worker import RESOURCE
 from ferroflow_dask.scheduler.graphs.capable import VERSION
 from ferroflow_dask.scheduler.remote_worker import TOPIC
 from ferroflow_dask.topology import Topology
@@ -267,7 +268,9 @@ class VirtualCluster:
     def _replace(self, worker: VirtualWorker, memory: MemorySpec) -> None:
         """Let a worker join in place of one that has died, as a nanny does."""
         self.fabric.replace(worker.name)
-        self._join(worker.state.nthreads, worker.speed, worker.state.total_resources, memory)
+        resources = {**worker.state.total_resources}
+        resources.pop(RESOURCE, None)  # which its end adds again
+        self._join(worker.state.nthreads, worker.speed, resources, memory)
 
     def leave(self, worker: int) -> None:
         """Let a worker die now, with all that it has; the scheduler learns of it one latency later."""

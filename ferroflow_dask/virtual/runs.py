@@ -99,10 +99,6 @@ class VirtualWorkingSets(WorkingSetsEnd):
         super().__init__(host)
         self._memory = memory
 
-    def limit(self) -> int:
-        """Return the limit of the worker's memory [B]."""
-        return self._memory.spec.nbytes
-
     def sampler(self) -> _Growth:
         """Start to measure the memory of the process."""
         return _Growth(self._memory)

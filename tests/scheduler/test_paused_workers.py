@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import checked_client
 from distributed import Client, Worker
@@ -10,7 +12,7 @@ from in_charge import feature, scheduler_of, stealing_of
 from virtual_runs import L
 from waiting import until
 
-from ferroflow_dask import install
+from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.features import paused_workers
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
@@ -71,6 +73,40 @@ def test_scattered_data_and_actors_are_not_lost() -> None:
         assert n_restarted(client) == 0
         client.run(lambda dask_worker: setattr(dask_worker, "status", Status.running))
         assert client.gather(futures) == [2, 4]
+
+
+@pytest.mark.usefixtures("_is_hasty")
+def test_a_worker_whose_task_runs_is_left_alone() -> None:
+    with checked_client(1, processes=True, set_as_default=False) as client:
+        install(client)
+        running = client.submit(nap, 12.0)
+        until(lambda: next(iter(scheduler_of(client).workers.values())).executing)
+        pause_all(client)
+        waiting = client.submit(double, 4)
+        assert running.result() == 12.0
+        assert n_restarted(client) == 0
+        assert waiting.result() == 8  # after a restart
+        assert n_restarted(client) == 1
+
+
+@pytest.mark.usefixtures("_is_hasty")
+def test_nothing_is_restarted_after_the_plugin_has_left() -> None:
+    with checked_client(1, processes=True, set_as_default=False) as client:
+        install(client)
+        own = feature(stealing_of(client), "paused_workers")
+        pause_all(client)
+        future = client.submit(double, 4)
+        uninstall(client)
+        time.sleep(7.0)
+        assert own.counts()["restarted"] == 0
+        assert not own._is_armed
+        client.run(lambda dask_worker: setattr(dask_worker, "status", Status.running))
+        assert future.result() == 8
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
 
 
 def looks(cluster: VirtualCluster) -> list[float]:

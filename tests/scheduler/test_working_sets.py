@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
 from conftest import checked_client
+from distributed import Client, worker_client
 from in_charge import feature, stealing_of
 from virtual_runs import L
+from waiting import until
 
 from ferroflow_dask import install
+from ferroflow_dask.scheduler.features.working_sets_worker import RESOURCE, TOPIC, WHOLE
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 from ferroflow_dask.virtual.memory import MemorySpec
 
@@ -42,8 +46,8 @@ def most_at_once(cluster: VirtualCluster, since_s: float) -> int:
     )
 
 
-def needs(cluster: VirtualCluster) -> dict[str, float]:
-    return dict(feature(cluster.stealing, "working_sets")._needs)
+def limited(cluster: VirtualCluster) -> dict[str, Any]:
+    return dict(feature(cluster.stealing, "working_sets")._learned.limited)
 
 
 @pytest.mark.parametrize(("nbytes", "fit"), [(260, 3), (400, 2), (600, 1)])
@@ -61,7 +65,8 @@ def test_tasks_that_stock_gives_up_end(nbytes: int, fit: int) -> None:
     deaths = cluster.record.memory.deaths
     assert len(deaths) <= 2  # each worker had such tasks at the first
     last_death_s = max(one.stop for one in cluster.record.executions if one.worker in deaths)
-    assert needs(cluster) == {"big": pytest.approx(1.2 * nbytes, abs=2)}
+    assert limited(cluster)["big"].nbytes == pytest.approx(nbytes, abs=2)
+    assert "big" in cluster.stealing.core.learned.separate  # only single tasks are measured
     assert most_at_once(cluster, last_death_s) <= fit
     # The first after the deaths run alone.
     assert cluster.record.makespan_s <= 2 + 2 + 1 + math.ceil(24 / (2 * fit)) + 2
@@ -109,7 +114,7 @@ def test_a_worker_that_dies_for_another_reason_limits_nothing() -> None:
     cluster.leave(0)
     cluster.run()
     cluster.check()
-    assert needs(cluster) == {}
+    assert limited(cluster) == {}
 
 
 def take(mb: int) -> int:
@@ -128,5 +133,65 @@ def test_real_workers_whose_tasks_do_not_fit_together() -> None:
         futures = client.map(take, [200] * 8, pure=False, key="take")
         assert client.gather(futures) == [200] * 8
         sets = feature(stealing_of(client), "working_sets")
-        assert 1 <= sets.counts()["deaths"] <= 2
-        assert 200e6 < sets._needs["take"] < 400e6
+        assert sets.counts()["deaths"] == 2
+        assert 150e6 < sets._learned.limited["take"].nbytes < 330e6
+
+
+def recurse(n: int) -> int:
+    """Wait for a task of the same kind."""
+    if not n:
+        return 0
+    with worker_client() as client:
+        return 1 + int(client.submit(recurse, n - 1, pure=False).result())
+
+
+def inc(x: int) -> int:
+    return x + 1
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with checked_client(1, processes=False, set_as_default=False, nthreads=2, resources={"GPU": 1}) as client:
+        install(client)
+        until(lambda: feature(stealing_of(client), "working_sets")._ready)
+        yield client
+
+
+def limit(client: Client, prefix: str) -> Any:
+    """Let the tasks of a prefix have a whole worker each, as after two deaths."""
+    learned = feature(stealing_of(client), "working_sets")._learned
+    assert not learned.died(prefix)
+    assert learned.died(prefix)
+    return learned.limited[prefix]
+
+
+def test_tasks_that_leave_their_thread_give_the_memory_back_and_are_measured(client: Client) -> None:
+    found = limit(client, "recurse")
+    assert client.submit(recurse, 4, pure=False).result() == 4
+    until(lambda: not found.is_whole)
+    client.run(lambda dask_worker: dask_worker.state.validate_state())
+    (available,) = client.run(lambda dask_worker: dict(dask_worker.state.available_resources)).values()
+    assert available == {RESOURCE: WHOLE, "GPU": 1}
+
+
+def test_the_users_own_resources_stay(client: Client) -> None:
+    limit(client, "inc")
+    futures = client.map(inc, range(8), key="inc", resources={"GPU": 1})
+    assert client.gather(futures) == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("topic", "msg"),
+    [
+        ("worker-restart-memory", {"hello": 1}),
+        ("worker-restart-memory", {"worker": ["x"]}),
+        (TOPIC, {"a": 1}),
+        (TOPIC, {"prefix": "x", "nbytes": "y"}),
+    ],
+)
+def test_events_of_others_change_nothing(client: Client, topic: str, msg: dict[str, Any]) -> None:
+    client.log_event(topic, msg)
+    (address,) = client.scheduler_info()["workers"]
+    client.log_event(address, {"action": ["x"]})
+    until(lambda: client.get_events(topic))
+    assert stealing_of(client).error is None

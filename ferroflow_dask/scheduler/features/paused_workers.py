@@ -7,11 +7,14 @@ library has leaked, may keep it above for ever. If that holds for all workers, D
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from distributed.core import Status
+
 from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
 #: How long all workers have been paused before one is restarted [s]: Dask spills for some seconds.
 _PATIENCE_S = 30.0
-#: Events of workers after which none may be running.
-_ACTIONS = frozenset({"worker-status-change", "remove-worker"})
 _STIMULUS_ID = "ferroflow-restart-paused-worker"
 
 
@@ -35,16 +36,27 @@ class PausedWorkers(Feature):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._look_when_due = core.guard(self._look)
-        self._is_armed = self._has_warned = False
+        self._is_open = self._is_armed = self._has_warned = False
         self._n_restarted = 0
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of restarts."""
         return {"restarted": self._n_restarted}
 
+    def changes(self) -> Iterable[Change]:
+        """Look from now on."""
+        yield CallChange("look at paused workers", self._open, self._close)
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._look_in(_PATIENCE_S)
+
+    def _close(self) -> None:
+        self._is_open = False
+
     def log_event(self, topic: str, msg: dict[str, Any]) -> None:
         """Look later, after a worker has paused or left: the others may be paused."""
-        if not self._is_armed and topic in self.core.view.workers and msg.get("action") in _ACTIONS:
+        if not self._is_armed and topic in self.core.view.workers and "action" in msg:
             self._look_in(_PATIENCE_S)
 
     def _look_in(self, seconds: float) -> None:
@@ -53,15 +65,16 @@ class PausedWorkers(Feature):
 
     def _look(self) -> None:
         self._is_armed = False
-        scheduler, now = self.core.scheduler, self.core.clock()
-        if scheduler.running or not scheduler.workers or self.core.guard.error is not None:
+        workers, now = self.core.scheduler.workers, self.core.clock()
+        if not self._is_open or not workers or any(ws.status != Status.paused for ws in workers.values()):
             return
-        paused = [self.core.view.workers[address] for address in scheduler.workers]
-        left_s = _PATIENCE_S - min(now - worker.stopped_at for worker in paused)
+        view = self.core.view.workers
+        left_s = _PATIENCE_S - min(now - view[address].stopped_at for address in workers if address in view)
         if left_s > 0:
             self._look_in(left_s)
             return
-        if self._tasks_wait() and not any(worker.known_to_run for worker in paused):
+        # By their heartbeats. A task that runs may free memory.
+        if self._tasks_wait() and not any(ws.executing for ws in workers.values()):
             self._restart()
         self._look_in(_PATIENCE_S)
 

@@ -1,27 +1,32 @@
-"""Working sets: tasks that ended a worker together run one after another.
+"""Working sets: tasks that ended workers together run one after another.
 
 Dask starts as many tasks on a worker as it has threads, however much memory they take. If that ends the
 worker, Dask runs the same tasks again in the same way, until it gives up (`KilledWorker`). Here the prefixes
-of the tasks that ran get the whole memory of a worker as a resource of their messages: Dask's worker starts
-one of them at a time. The first that runs alone is measured. From then on as many run together as fit. This
-follows TaskVine, which learns the resources of categories of tasks (Sly-Delgado et al., "TaskVine: Managing
-In-Cluster Storage for High-Throughput Data Intensive Workflows", 2023).
+of tasks that ran at two such deaths get the whole memory of a worker as a resource of their messages: Dask's
+worker starts one of them at a time. The first that runs alone is measured. From then on as many run together
+as fit. This follows TaskVine, which learns the resources of categories of tasks (Sly-Delgado et al.,
+"TaskVine: Managing In-Cluster Storage for High-Throughput Data Intensive Workflows", 2023).
+
+One death is not enough: a task that only waited beside the one that took the memory would run alone, too, and
+it may wait for a task of its own kind.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import key_split
 
-from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.scheduler.changes import Change
 from ferroflow_dask.scheduler.core import Core, Gauge
+from ferroflow_dask.scheduler.cost_model import keep
 from ferroflow_dask.scheduler.features.base import Feature
-from ferroflow_dask.scheduler.features.working_sets_worker import RESOURCE, TOPIC, WorkingSetsEnd
+from ferroflow_dask.scheduler.features.working_sets_worker import RESOURCE, TOPIC, WHOLE, WorkingSetsEnd
 from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
@@ -31,12 +36,13 @@ logger = logging.getLogger("ferroflow_dask")
 
 #: Topic by which a nanny reports that it ends a worker for its memory.
 _ENDED_FOR_MEMORY = "worker-restart-memory"
-#: A worker that is gone was ended for its memory if its last heartbeat told of more than this part of it.
-_FULL = 0.7
+#: A worker that is gone was ended for its memory if its last heartbeat told of more than this part of it,
+#: above which workers pause.
+_FULL = 0.8
+#: Deaths after which a prefix is limited.
+_DEATHS = 2
 #: A measured working set counts so many times: the next one may be larger.
 _MARGIN = 1.2
-#: Prefixes that are remembered.
-_KEPT = 1000
 
 
 class WorkingSets(Feature):
@@ -52,20 +58,20 @@ class WorkingSets(Feature):
         # Workers with memory as a resource.
         self._ready: set[str] = set()
         self._has_announced = False
-        # Memory that a task of a prefix needs [B]; infinite if it is not measured yet.
-        self._needs: dict[str, float] = {}
-        self.filtered = self._needs
+        self._learned = _Learned()
+        self.filtered = self._learned.limited
         # Workers that their nannies end.
         self._dying: set[str] = set()
         self._n_deaths = 0
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> _Learned:
         """Return what is known of prefixes."""
-        return self._needs
+        return self._learned
 
-    def inherit(self, state: dict[str, float]) -> None:
+    def inherit(self, state: _Learned) -> None:
         """Take over what is known of prefixes."""
-        self._needs.update(state)
+        self._learned.limited.update(state.limited)
+        self._learned.deaths.update(state.deaths)
 
     def changes(self) -> Iterable[Change]:
         """Have memory as a resource on workers."""
@@ -77,7 +83,8 @@ class WorkingSets(Feature):
 
     def gauges(self) -> Mapping[str, Gauge]:
         """Return how many prefixes are limited."""
-        return {"limited_prefixes": ("prefixes whose tasks need memory as a resource", len(self._needs))}
+        n_limited = len(self._learned.limited)
+        return {"limited_prefixes": ("prefixes whose tasks need memory as a resource", n_limited)}
 
     def _announced(self, address: str) -> None:
         self._has_announced = True
@@ -94,54 +101,78 @@ class WorkingSets(Feature):
     def remove_worker(self, address: str) -> None:
         """Forget a worker."""
         self._ready.discard(address)
+        self._dying.discard(address)
 
     def log_event(self, topic: str, msg: dict[str, Any]) -> None:
         """Learn which worker a nanny ends, and what measured tasks took."""
         if topic == _ENDED_FOR_MEMORY:
-            self._dying.add(str(msg["worker"]))
+            self._dying.update(self.core.view.workers.keys() & {str(msg.get("worker"))})
         elif topic == TOPIC:
-            self._measured(msg["prefix"], msg["nbytes"])
+            limit, nbytes = self._learned.limited.get(str(msg.get("prefix"))), msg.get("nbytes")
+            if limit is not None and isinstance(nbytes, int):
+                limit.measured(nbytes)
 
     def worker_dies(self, address: str) -> None:
-        """Give the tasks that ran on a worker without memory a whole worker each next time."""
+        """Note the tasks that ran on a worker that was ended for its memory."""
         ws = self.core.scheduler.workers[address]
         is_full = ws.metrics.get("memory", 0) > _FULL * ws.memory_limit > 0
         if not (is_full or address in self._dying) or address not in self.core.view.workers:
             return
-        self._dying.discard(address)
         self._n_deaths += 1
-        for task in self.core.view.workers[address].queue[: ws.nthreads]:
-            # The tasks of a bundle run one by one after a death.
-            if task.has_started and not task.is_bundle:
-                prefix = key_split(task.key)
-                if prefix not in self._needs:
-                    logger.warning(
-                        "ferroflow: worker %s was ended for its memory; tasks %s run one at a time until one "
-                        "is measured",
-                        ws.name,
-                        prefix,
-                    )
-                self._needs[prefix] = math.inf
-        while len(self._needs) > _KEPT:
-            del self._needs[next(iter(self._needs))]
-
-    def _measured(self, prefix: str, nbytes: int) -> None:
-        if prefix in self._needs:
-            known, need = self._needs[prefix], _MARGIN * nbytes
-            self._needs[prefix] = need if known == math.inf else max(known, need)
+        running = self.core.view.workers[address].queue[: ws.nthreads]
+        # The tasks of a bundle run one by one after a death.
+        prefixes = {key_split(one.key) for one in running if one.has_started and not one.is_bundle}
+        for prefix in prefixes:
+            if self._learned.died(prefix):
+                # Only single tasks are measured.
+                self.core.learned.separate.add(prefix)
+                logger.warning(
+                    "ferroflow: tasks %s ran on workers that were ended for their memory, the last one %s; "
+                    "they run one at a time until one is measured",
+                    prefix,
+                    ws.name,
+                )
 
     def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
-        """Add memory to the resources that a task needs; called only if something is known."""
-        need = max((self._needs.get(prefix, 0.0) for prefix in _prefixes(ts)), default=0.0)
-        if need and ws.memory_limit and ws.address in self._ready:
-            amount = min(need, ws.memory_limit)
+        """Add memory to the resources that a task needs; called only if a prefix is limited."""
+        limited = self._learned.limited.get(ts.prefix.name)
+        if limited is not None and ws.memory_limit and ws.address in self._ready:
+            amount = limited.part_of(ws.memory_limit)
             message["resource_restrictions"] = {**(ts.resource_restrictions or {}), RESOURCE: amount}
         return message
 
 
-def _prefixes(ts: TaskState) -> Iterator[str]:
-    bundle = bundle_in(ts.run_spec)
-    if bundle is None:
-        yield ts.prefix.name
-    else:
-        yield from map(key_split, bundle.keys)
+@dataclass(slots=True)
+class _Limit:
+    """What the tasks of a prefix need."""
+
+    nbytes: int = 0
+    is_whole: bool = True
+
+    def measured(self, nbytes: int) -> None:
+        """Note what a task took that ran alone [B]."""
+        self.nbytes = max(self.nbytes, nbytes)
+        self.is_whole = False
+
+    def part_of(self, limit: int) -> int:
+        """Return the part of a worker's memory that a task gets; `WHOLE` is all."""
+        return WHOLE if self.is_whole else min(WHOLE, math.ceil(WHOLE * _MARGIN * self.nbytes / limit))
+
+
+@dataclass(slots=True)
+class _Learned:
+    """Deaths at which tasks of a prefix ran, and the prefixes that are limited; the oldest are forgotten."""
+
+    deaths: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    limited: OrderedDict[str, _Limit] = field(default_factory=OrderedDict)
+
+    def died(self, prefix: str) -> bool:
+        """Note that a task ran when a worker was ended; return whether its prefix gets a whole worker now."""
+        self.deaths[prefix] = n = self.deaths.get(prefix, 0) + 1
+        keep(self.deaths, prefix)
+        if n < _DEATHS:
+            return False
+        limit = self.limited.setdefault(prefix, _Limit())
+        keep(self.limited, prefix)
+        was_whole, limit.is_whole = limit.is_whole, True
+        return n == _DEATHS or not was_whole

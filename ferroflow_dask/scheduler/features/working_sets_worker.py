@@ -17,10 +17,13 @@ from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Name of the resource; amounts are bytes, and a worker has its memory limit.
-RESOURCE = "ferroflow-memory"
+#: Name of the resource, and how much of it a worker has, whatever its limit. Whole numbers: sums of others
+#: would leave dust.
+RESOURCE, WHOLE = "ferroflow-memory", 1000
 #: Topic of the events that report working sets.
 TOPIC = "ferroflow-working-sets"
+#: States before a task has started.
+_NOT_STARTED = frozenset({"ready", "constrained"})
 #: How often memory is read while a task is measured [s].
 _INTERVAL_S = 0.02
 
@@ -62,9 +65,9 @@ class WorkingSetsEnd(WorkerEnd):
 
     def open(self) -> int:
         """Have memory as a resource. It stays after the end is closed: tasks that were sent may need it."""
-        state, limit = self.worker.state, self.limit()
-        if limit and RESOURCE not in state.total_resources:
-            state.total_resources[RESOURCE] = state.available_resources[RESOURCE] = limit
+        state = self.worker.state
+        if RESOURCE not in state.total_resources:
+            state.total_resources[RESOURCE] = state.available_resources[RESOURCE] = WHOLE
         return super().open()
 
     def closed(self) -> None:
@@ -72,16 +75,29 @@ class WorkingSetsEnd(WorkerEnd):
         self._stop()
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
-        """Measure a task from its start to its end."""
+        """Measure a task from its start to its end, or until it leaves its thread."""
         if finish == "executing":
             self._stop()  # one that is measured runs alone no more
-            state = self.worker.state
-            if RESOURCE in (state.tasks[key].resource_restrictions or ()) and len(state.executing) == 1:
+            is_new = start in _NOT_STARTED
+            if is_new and self._amount_of(key) and len(self.worker.state.executing) == 1:
                 self._measured, self._sampler = key, self.sampler()
         elif key == self._measured:
             nbytes = self._stop()
-            if finish == "memory":
+            if finish in ("memory", "long-running"):
                 self.report({"prefix": key_split(key), "nbytes": nbytes})
+        if finish == "long-running":
+            self._release(key)
+
+    def _amount_of(self, key: Key) -> float:
+        return float((self.worker.state.tasks[key].resource_restrictions or {}).get(RESOURCE, 0))
+
+    def _release(self, key: Key) -> None:
+        """Take the memory from a task that may now wait for others, which may need it."""
+        if amount := self._amount_of(key):
+            ts, state = self.worker.state.tasks[key], self.worker.state
+            others = {name: one for name, one in ts.resource_restrictions.items() if name != RESOURCE}
+            ts.resource_restrictions = others
+            state.available_resources[RESOURCE] += amount
 
     def _stop(self) -> int:
         nbytes = 0 if self._sampler is None else self._sampler.stop()
@@ -89,10 +105,6 @@ class WorkingSetsEnd(WorkerEnd):
         return nbytes
 
     # What a virtual worker does in its own way
-
-    def limit(self) -> int:
-        """Return the limit of the worker's memory [B]; 0 if there is none."""
-        return int(self.worker.memory_manager.memory_limit or 0)
 
     def sampler(self) -> Any:
         """Start to measure the memory of the process."""
