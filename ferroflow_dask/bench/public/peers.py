@@ -257,7 +257,7 @@ def peer_rows(options: Options, names: Collection[str] = tuple(PEERS)) -> Iterat
     Parameters
     ----------
     options : Options
-        Number of workers; three rounds if full, else one.
+        Number of workers. If full: three rounds instead of one, and programs as documentations advise, too.
     names : collection of str, optional
         The peers.
     """
@@ -266,7 +266,7 @@ def peer_rows(options: Options, names: Collection[str] = tuple(PEERS)) -> Iterat
             for program in small_tasks(options.is_full):
                 if not peer.kinds or program.kind in peer.kinds:
                     yield run_peer(name, program, False, options)
-                    if program.kind in peer.advised:
+                    if options.is_full and program.kind in peer.advised:
                         yield run_peer(name, program, True, options)
 
 

@@ -117,13 +117,15 @@ def test_no_process_is_left_if_the_caller_is_killed(tmp_path: Path) -> None:
     until(lambda: _is_over(session))
 
 
-def test_peers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+def test_peers_that_are_not_installed_are_left_out(is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(peers, "find_spec", lambda _: None)
     monkeypatch.setattr(peers, "run_peer", lambda *arguments: asked.append(arguments[:3]))
-    list(peer_rows(OPTIONS))
+    list(peer_rows(replace(OPTIONS, is_full=is_full)))
     assert {name for name, *_ in asked} == {"process-pool"}
-    assert [program.name for _, program, is_advised in asked if is_advised] == ["empty-10000"]
+    advised = [program.name for _, program, is_advised in asked if is_advised]
+    assert advised == ["empty-10000"] * is_full  # the quick form has the usual way only
 
 
 def test_hyperqueue_runs_sleeps_and_empty_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
