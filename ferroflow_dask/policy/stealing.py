@@ -117,9 +117,9 @@ class StealingPolicy(Policy):
         n_candidates = 0
         # More data than must be go to a busy worker only if that gains a task's length: averages are wrong by
         # as much, and a worker that does run dry steals. Data are what takes longer than a message.
-        most = task.input_bytes
+        most: float = task.input_bytes
         if not task.has_cost and task.held:
-            most += int(view.latency_s * view.bandwidth) - max(task.held.values())
+            most += view.latency_s * view.bandwidth - max(task.held.values())
         for worker in candidates:
             if not worker.is_running:
                 continue
