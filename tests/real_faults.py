@@ -29,7 +29,7 @@ from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.graphs.worker import TOPIC as BUNDLES_TOPIC
 from ferroflow_dask.scheduler.remote_worker import TOPIC
 
-_FEATURES = ("bundles", "prefetch", "inlined_results")
+_FEATURES = ("bundles", "prefetch", "inlined_results", "working_sets")
 #: When a fault may strike: during the installation, from then on, or from the start of the uninstallation on.
 MODES = ("install", "run", "uninstall")
 #: Time limit of one run, the start of the cluster included [s].

@@ -103,6 +103,7 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
     others = {
         "ferroflow.features.bundles": False,
         "ferroflow.features.prefetch": False,
+        "ferroflow.features.working_sets": False,
         "ferroflow.inline-limit": 0,
     }
     on_cluster(test, plugin=False, config=others)

@@ -17,7 +17,8 @@ from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
 from ferroflow_dask.scheduler.features.inlined_results_worker import TASK
 
 OFF = {
-    f"ferroflow.features.{name}": False for name in ("inlined_results", "prefetch", "low_latency_messages")
+    f"ferroflow.features.{name}": False
+    for name in ("inlined_results", "prefetch", "low_latency_messages", "working_sets")
 }
 
 

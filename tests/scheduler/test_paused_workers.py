@@ -6,24 +6,15 @@ import time
 
 import pytest
 from conftest import checked_client
-from distributed import Client, Worker
-from distributed.core import Status
+from distributed import Client
 from in_charge import feature, scheduler_of, stealing_of
+from memory_tasks import double, nap, pause, resume
 from virtual_runs import L
 from waiting import until
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.features import paused_workers
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
-
-
-def pause(dask_worker: Worker) -> None:
-    dask_worker.memory_manager.memory_pause_fraction = False
-    dask_worker.status = Status.paused
-
-
-def double(x: int) -> int:
-    return 2 * x
 
 
 def pause_all(client: Client) -> None:
@@ -71,7 +62,7 @@ def test_scattered_data_and_actors_are_not_lost() -> None:
         with pytest.warns(UserWarning, match="none can be restarted without a loss of data"):
             until(lambda: feature(stealing_of(client), "paused_workers")._has_warned)
         assert n_restarted(client) == 0
-        client.run(lambda dask_worker: setattr(dask_worker, "status", Status.running))
+        client.run(resume)
         assert client.gather(futures) == [2, 4]
 
 
@@ -100,13 +91,8 @@ def test_nothing_is_restarted_after_the_plugin_has_left() -> None:
         time.sleep(7.0)
         assert own.counts()["restarted"] == 0
         assert not own._is_armed
-        client.run(lambda dask_worker: setattr(dask_worker, "status", Status.running))
+        client.run(resume)
         assert future.result() == 8
-
-
-def nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
 
 
 def looks(cluster: VirtualCluster) -> list[float]:

@@ -218,7 +218,7 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
             try:
                 await client.wait_for_workers(1, timeout=30)
                 ours: list[str] = []
-                while len(ours) < 5:
+                while len(ours) < 6:
                     (plugins,) = (await client.run(lambda dask_worker: list(dask_worker.plugins))).values()
                     ours = sorted(name for name in plugins if name.startswith("ferroflow"))
                 assert [name.rstrip("-0123456789") for name in ours] == [
@@ -227,6 +227,7 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
                     "ferroflow-capable",
                     "ferroflow-inlined_results",
                     "ferroflow-prefetch",
+                    "ferroflow-working_sets",
                 ]
                 intervals = await client.run(lambda dask_worker: repr(dask_worker.batched_stream.interval))
                 assert "Interval" in str(intervals)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import dask
-import numpy as np
 import pytest
 from conftest import checked_client
-from distributed import Client, worker_client
+from distributed import Client
 from in_charge import feature, stealing_of
+from memory_tasks import double, recurse, take
 from virtual_runs import L
 from waiting import until
 
@@ -117,13 +116,6 @@ def test_a_worker_that_dies_for_another_reason_limits_nothing() -> None:
     assert limited(cluster) == {}
 
 
-def take(mb: int) -> int:
-    """Take memory for a second."""
-    block = np.ones(mb * 2**17)
-    time.sleep(1.0)
-    return int(block[-1]) * mb
-
-
 def test_real_workers_whose_tasks_do_not_fit_together() -> None:
     with (
         dask.config.set({"distributed.worker.memory.pause": False}),
@@ -135,18 +127,6 @@ def test_real_workers_whose_tasks_do_not_fit_together() -> None:
         sets = feature(stealing_of(client), "working_sets")
         assert sets.counts()["deaths"] == 2
         assert 150e6 < sets._learned.limited["take"].nbytes < 330e6
-
-
-def recurse(n: int) -> int:
-    """Wait for a task of the same kind."""
-    if not n:
-        return 0
-    with worker_client() as client:
-        return 1 + int(client.submit(recurse, n - 1, pure=False).result())
-
-
-def inc(x: int) -> int:
-    return x + 1
 
 
 @pytest.fixture
@@ -175,9 +155,9 @@ def test_tasks_that_leave_their_thread_give_the_memory_back_and_are_measured(cli
 
 
 def test_the_users_own_resources_stay(client: Client) -> None:
-    limit(client, "inc")
-    futures = client.map(inc, range(8), key="inc", resources={"GPU": 1})
-    assert client.gather(futures) == list(range(1, 9))
+    limit(client, "double")
+    futures = client.map(double, range(8), key="double", resources={"GPU": 1})
+    assert client.gather(futures) == list(range(0, 16, 2))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ library has leaked, may keep it above for ever. If that holds for all workers, D
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from distributed.core import Status
 
@@ -61,7 +62,11 @@ class PausedWorkers(Feature):
 
     def _look_in(self, seconds: float) -> None:
         self._is_armed = True
-        self.core.scheduler.loop.call_later(seconds, self._look_when_due)
+        # The loop keeps nothing of an installation that has ended meanwhile.
+        self.core.scheduler.loop.call_later(seconds, _call, WeakMethod(self._due))
+
+    def _due(self) -> None:
+        self._look_when_due()
 
     def _look(self) -> None:
         self._is_armed = False
@@ -116,3 +121,8 @@ class PausedWorkers(Feature):
             )
             if ws.nanny and not is_needed:
                 yield ws
+
+
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    if (present := method()) is not None:
+        present()
