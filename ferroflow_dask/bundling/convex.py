@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ferroflow_dask.bundling.predict import Work
@@ -32,45 +32,45 @@ def convex_clusters(work: Work, size_s: float, most_s: float) -> list[list[int]]
     list of list of int
         The pieces of each cluster, ascending. The clusters are in an order in which they can run.
     """
-    clusters: list[list[int]] = []
-    levels: list[int] = []
-    filled_s: list[float] = []
-    cost_s: list[float] = []
-    cluster_of: list[int] = []
     homes = work.homes()
-    home_of: list[str | None] = []  # by cluster
-    is_open: dict[tuple[int, str | None], int] = {}  # by level and home
+    clusters: list[_Cluster] = []
+    cluster_of: list[_Cluster] = []  # by piece
+    is_open: dict[tuple[int, str | None], _Cluster] = {}  # by level and home
     single = {*work.alone, *work.last}
-
-    def new(level: int, home: str | None) -> int:
-        clusters.append([])
-        home_of.append(home)
-        levels.append(level)
-        filled_s.append(0.0)
-        cost_s.append(0.0)
-        return len(clusters) - 1
-
     for i, needed in enumerate(work.edges):
         sources = {cluster_of[j] for j in needed}
-        level = 1 + max((levels[cluster] for cluster in sources), default=-1)
+        level = 1 + max((source.level for source in sources), default=-1)
         duration_s, home = work.costs_s[i], homes.get(i)
-        joins = len(sources) == 1 and not single.intersection(needed)
+        source = next(iter(sources)) if len(sources) == 1 and not single.intersection(needed) else None
         if i in single:
-            # It ends here what others read: clusters that read it are of a higher level.
-            cluster = new(level, home)
-        elif joins and cost_s[min(sources)] <= most_s and home in (None, home_of[min(sources)]):
-            (cluster,) = sources
+            # Others read its result: their clusters are of a higher level.
+            cluster = _Cluster(level, home)
+        elif source is not None and source.cost_s <= most_s and home in (None, source.home):
+            cluster = source
         else:
             found = is_open.get((level, home))
-            if found is None or filled_s[found] + duration_s / 2 > size_s:
-                found = is_open[level, home] = new(level, home)
+            if found is None or found.filled_s + duration_s / 2 > size_s:
+                found = is_open[level, home] = _Cluster(level, home)
             cluster = found
-            filled_s[cluster] += duration_s
-        clusters[cluster].append(i)
-        cost_s[cluster] += duration_s
+            cluster.filled_s += duration_s
+        if not cluster.pieces:
+            clusters.append(cluster)
+        cluster.pieces.append(i)
+        cluster.cost_s += duration_s
         cluster_of.append(cluster)
-    order = sorted(range(len(clusters)), key=lambda cluster: (levels[cluster], clusters[cluster][0]))
-    return [clusters[cluster] for cluster in order]
+    clusters.sort(key=lambda cluster: (cluster.level, cluster.pieces[0]))
+    return [cluster.pieces for cluster in clusters]
+
+
+@dataclass(slots=True, eq=False)
+class _Cluster:
+    """A cluster that may still grow; the pieces that have joined it do not fill it."""
+
+    level: int
+    home: str | None
+    pieces: list[int] = field(default_factory=list)
+    filled_s: float = 0.0
+    cost_s: float = 0.0
 
 
 def regions(work: Work, light_s: float, light_nbytes: float) -> list[list[int]]:

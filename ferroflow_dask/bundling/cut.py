@@ -227,20 +227,13 @@ def _grouped(work: Work, groups: Cut) -> Work:
     """Return the work whose pieces are groups of pieces."""
     group_of = {i: at for at, pieces in enumerate(groups) for i in pieces}
     edges = [{group_of[j] for i in pieces for j in work.edges[i]} - {at} for at, pieces in enumerate(groups)]
-    held: list[dict[str, float]] = []
-    for pieces in groups if work.held else ():
-        of_group: dict[str, float] = {}
-        for i in pieces:
-            for worker, nbytes in work.held[i].items():
-                of_group[worker] = of_group.get(worker, 0.0) + nbytes
-        held.append(of_group)
     return Work(
         [sorted(needed) for needed in edges],
         [sum([work.costs_s[i] for i in pieces]) for pieces in groups],
         lambda at: sum([work.nbytes(i) for i in groups[at]]),
         alone=frozenset(group_of[i] for i in work.alone),
         last=frozenset(group_of[i] for i in work.last),
-        held=held,
+        held=[work.held_for(pieces) for pieces in groups] if work.held else (),
     )
 
 

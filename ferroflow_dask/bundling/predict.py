@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -73,8 +72,16 @@ class Work:
     cores_s: float = 0.0
 
     def homes(self) -> dict[int, str]:
-        """Return the worker that holds most of the inputs of each piece, for those of which one does."""
+        """Return the worker with most of the inputs from outside, for each piece that has some."""
         return {i: max(held, key=held.__getitem__) for i, held in enumerate(self.held) if held}
+
+    def held_for(self, pieces: Iterable[int]) -> dict[str, float]:
+        """Return the bytes of the inputs of some pieces by worker [B]."""
+        total: dict[str, float] = {}
+        for i in pieces:
+            for worker, nbytes in self.held[i].items():
+                total[worker] = total.get(worker, 0.0) + nbytes
+        return total
 
 
 def shortest_s(work: Work, n_tasks: int, cluster: ClusterProfile) -> float:
@@ -171,9 +178,6 @@ def _fetched_nbytes(work: Work, cut: Cut) -> int:
     """Return the inputs from outside that the best worker of each bundle does not hold [B]."""
     fetched = 0.0
     for pieces in cut if work.held else ():
-        held: Counter[str] = Counter()
-        for i in pieces:
-            held.update(work.held[i])
         fetched += sum(max(work.held[i].values(), default=0.0) for i in pieces)
-        fetched -= max(held.values(), default=0.0)
+        fetched -= max(work.held_for(pieces).values(), default=0.0)
     return int(fetched)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -220,23 +220,27 @@ def test_a_bundle_does_not_wait_for_many_large_results(is_awaited: bool) -> None
     assert bool(found.bundles) is not is_awaited
 
 
+def most_homes(tasks: Graph, home: Mapping[str, str], nbytes: float, learned: Known) -> int:
+    """Bundle tasks that read results on some workers; return from how many workers a bundle reads at most."""
+    found = bundle_graph(
+        tasks,
+        {"sum"},
+        replace(FOUR, memory_nbytes=2**34),
+        learned,
+        "0",
+        outside_nbytes=dict.fromkeys(home, nbytes),
+        holders={key: [worker] for key, worker in home.items()},
+    )
+    assert len(found.tasks) < 40
+    return max(len({home[key] for key in bundle.places if key in home}) for bundle in found.bundles.values())
+
+
 @pytest.mark.parametrize("nbytes", [1.0, 4e6], ids=["little", "much"])
 def test_tasks_that_read_much_share_a_bundle_if_one_worker_has_it(nbytes: float) -> None:
     home = {f"x-{i}": f"worker-{i % 4}" for i in range(160)}
     tasks = {f"n-{i}": Task(f"n-{i}", combine, i, TaskRef(key)) for i, key in enumerate(home)}
     tasks["sum"] = Task("sum", combine, 160, *map(TaskRef, [*tasks]))
-    found = bundle_graph(
-        tasks,
-        {"sum"},
-        replace(FOUR, memory_nbytes=2**34),
-        Known(1e-3, nbytes=1.0),
-        "0",
-        outside_nbytes=dict.fromkeys(home, nbytes),
-        holders={key: [worker] for key, worker in home.items()},
-    )
-    homes = [{home[key] for key in bundle.places if key in home} for bundle in found.bundles.values()]
-    assert max(map(len, homes)) == (1 if nbytes > 1 else 4)
-    assert len(found.tasks) < 40
+    assert most_homes(tasks, home, nbytes, Known(1e-3, nbytes=1.0)) == (1 if nbytes > 1 else 4)
 
 
 def test_a_tree_over_scattered_data_reads_them_where_they_are() -> None:
@@ -249,18 +253,7 @@ def test_a_tree_over_scattered_data_reads_them_where_they_are() -> None:
         for i, key in enumerate(partial)
     }
     tasks["sum"] = Task("sum", combine, 0, *map(TaskRef, partial))
-    found = bundle_graph(
-        tasks,
-        {"sum"},
-        replace(FOUR, memory_nbytes=2**34),
-        Known(1e-4, nbytes=8.0),
-        "0",
-        outside_nbytes=dict.fromkeys(home, 2e6),
-        holders={key: [worker] for key, worker in home.items()},
-    )
-    homes = [{home[key] for key in bundle.places if key in home} for bundle in found.bundles.values()]
-    assert max(map(len, homes)) == 1
-    assert len(found.tasks) < 40
+    assert most_homes(tasks, home, 2e6, Known(1e-4, nbytes=8.0)) == 1
 
 
 def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
