@@ -119,7 +119,7 @@ BOUNDARY = {
     "scheduler.features.queue_depth:QueueDepth.restore.<locals>.<lambda>": _LOOP,
     "scheduler.remote:WorkerPluginChange._settle": _LOOP,
     "scheduler.remote:Remote._look": _LOOP,
-    "scheduler.remote:_call": _LOOP,
+    "scheduler.changes:_call": _LOOP,
     "scheduler.extension:FerroflowStealing.error": "it only reads an attribute of the guard",
     "scheduler.changes:Guard.__call__.<locals>.guarded": _GUARD,
     "scheduler.changes:Guard.fail": _GUARD,

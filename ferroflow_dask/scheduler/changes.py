@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
 from functools import wraps
 from typing import Any
+from weakref import WeakMethod
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -39,6 +40,16 @@ def attempt(step: Callable[[], object], failed: str) -> bool:
         else:
             return True
     return False
+
+
+def call_later(loop: Any, seconds: float, method: Callable[[], None]) -> None:
+    """Call a method from an event loop, unless its object is gone by then: the loop does not keep it."""
+    loop.call_later(seconds, _call, WeakMethod(method))
+
+
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    if (present := method()) is not None:
+        present()
 
 
 class Guard:

@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 import cloudpickle
 from distributed import Status, WorkerPlugin
 
 from ferroflow_dask.scheduler import remote_worker
-from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, Change, attempt
+from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, Change, attempt, call_later
 from ferroflow_dask.scheduler.graphs import worker_observers
 from ferroflow_dask.scheduler.remote_worker import RemotePlugin, WorkerEnd, close_of, closed_of
 
@@ -129,11 +128,6 @@ def by_value(plugin: WorkerPlugin) -> bytes:
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _call(method: WeakMethod[Callable[[], None]]) -> None:
-    if (present := method()) is not None:
-        present()
 
 
 class Remote(Change):
@@ -262,7 +256,7 @@ class Remote(Change):
 
     def _look_later(self) -> None:
         # As long as there are handlers, they keep this object alive, and with it the extension.
-        self._scheduler.loop.call_later(_LOOK_S, _call, WeakMethod(self._look))
+        call_later(self._scheduler.loop, _LOOK_S, self._look)
 
     def _remove_if_closed(self) -> None:
         for address in list(self._unanswered):

@@ -1,21 +1,20 @@
 """Paused workers: if all of them stay paused while tasks wait, one is restarted.
 
-A worker pauses above a part of its memory, and goes on below it. What it cannot spill, such as memory that a
-library has leaked, may keep it above for ever. If that holds for all workers, Dask waits without a word
+A worker pauses above a part of its memory, and resumes below it. Memory that a library has leaked cannot be
+spilled and may keep the worker paused for ever. If all workers are paused, Dask waits without a warning
 (dask/distributed#5999).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 from distributed.core import Status
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.changes import CallChange, Change, call_later
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 
@@ -62,8 +61,7 @@ class PausedWorkers(Feature):
 
     def _look_in(self, seconds: float) -> None:
         self._is_armed = True
-        # The loop keeps nothing of an installation that has ended meanwhile.
-        self.core.scheduler.loop.call_later(seconds, _call, WeakMethod(self._due))
+        call_later(self.core.scheduler.loop, seconds, self._due)
 
     def _due(self) -> None:
         self._look_when_due()
@@ -121,8 +119,3 @@ class PausedWorkers(Feature):
             )
             if ws.nanny and not is_needed:
                 yield ws
-
-
-def _call(method: WeakMethod[Callable[[], None]]) -> None:
-    if (present := method()) is not None:
-        present()
