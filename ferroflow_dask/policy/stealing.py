@@ -115,8 +115,8 @@ class StealingPolicy(Policy):
             candidates = roomy or candidates
         best = second = None
         n_candidates = 0
-        # More data than must be go to a busy worker only if that gains a task's length: averages are wrong by
-        # as much, and a worker that does run dry steals. Data are what takes longer than a message.
+        # A busy worker that lacks more data than others gets a task only if that gains a task's length. Averages
+        # are wrong by as much, and an idle worker steals. Data that take less time than a message are free.
         most: float = task.input_bytes
         if not task.has_cost and task.held:
             most += view.latency_s * view.bandwidth - max(task.held.values())

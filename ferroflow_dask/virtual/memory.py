@@ -118,7 +118,7 @@ class Store(MutableMapping[Key, object]):
             self._held[key] += 1
 
     def drop(self, keys: Sequence[Key]) -> None:
-        """Note that a task needs its inputs no more."""
+        """Drop the inputs of a task that has ended."""
         for key in keys:
             self._held[key] -= 1
             if not self._held[key]:
@@ -148,17 +148,16 @@ class Store(MutableMapping[Key, object]):
 
 
 class Owner(Protocol):
-    """What the memory of a worker asks of it."""
+    """Part of a virtual worker that its memory uses."""
 
     name: int
-    is_alive: bool
 
     def set_running(self, is_running: bool) -> None:
         """Pause or go on."""
         ...
 
     def block(self, seconds: float) -> None:
-        """Let the event loop do nothing else for some time [s]."""
+        """Occupy the event loop for some time [s]."""
         ...
 
 
@@ -211,7 +210,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """What the process takes now [B]."""
+        """Size of the process now [B]."""
         return self.store.fast_nbytes + self.store.held_nbytes + self._working_nbytes
 
     def load(self, key: Key, inputs: Iterable[Key]) -> None:
@@ -221,7 +220,7 @@ class Memory:
         self.changed()
 
     def works(self, what: object, nbytes: int) -> None:
-        """Note what something that runs takes beside results [B]; 0 at its end."""
+        """Set the memory of a running task, step or bundle, without results [B]; 0 at its end."""
         self._working_nbytes += nbytes - self._working.pop(what, 0)
         if nbytes:
             self._working[what] = nbytes
@@ -238,12 +237,12 @@ class Memory:
         return free
 
     def ended(self, key: Key) -> None:
-        """Note that a task or a bundle has ended: it holds neither inputs nor values."""
+        """Drop the inputs and values of a task or a bundle that has ended."""
         self.store.drop(self._inputs.pop(key))
         self.works(key, 0)
 
     def changed(self) -> None:
-        """Note the peaks, and block the event loop for what was written and read since the last call."""
+        """Record the peaks, and block the event loop for the bytes written and read since the last call."""
         record, store, name = self._record, self.store, self._owner.name
         self.largest = max(self.largest, self.nbytes)
         record.holds(name, self.nbytes, store.fast_nbytes + store.slow_nbytes)
@@ -260,7 +259,7 @@ class Memory:
         self._record.holds(self._owner.name, 0, 0)
 
     def _look(self) -> None:
-        """Do what the memory monitors of worker and nanny do."""
+        """Look as the memory monitors of worker and nanny do: end, pause, resume, spill."""
         if self.nbytes > self._terminate:
             self._record.deaths.append(self._owner.name)
             self._died()

@@ -194,7 +194,7 @@ class VirtualWorker:
             self._time.after(latency_s, fetch.by._fetch_failed, fetch.instruction)
 
     def block(self, seconds: float) -> None:
-        """Let the event loop do nothing else for some time [s]."""
+        """Occupy the event loop for some time [s]."""
         self.process.run(seconds, lambda: None)
 
     # What its state machine asks for

@@ -138,7 +138,7 @@ def client() -> Iterator[Client]:
 
 
 def limit(client: Client, prefix: str) -> Any:
-    """Let the tasks of a prefix have a whole worker each, as after two deaths."""
+    """Give each task of a prefix a whole worker, as after two deaths."""
     learned = feature(stealing_of(client), "working_sets")._learned
     assert not learned.died(prefix)
     assert learned.died(prefix)

@@ -1,4 +1,4 @@
-"""What our policy moves and holds in array programs of long tasks, against stock Dask."""
+"""Bytes that our policy moves and holds in array programs of long tasks, against stock Dask."""
 
 from __future__ import annotations
 

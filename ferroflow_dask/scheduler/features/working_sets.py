@@ -7,8 +7,8 @@ worker starts one of them at a time. The first that runs alone is measured. From
 as fit. This follows TaskVine, which learns the resources of categories of tasks (Sly-Delgado et al.,
 "TaskVine: Managing In-Cluster Storage for High-Throughput Data Intensive Workflows", 2023).
 
-One death is not enough: a task that only waited beside the one that took the memory would run alone, too, and
-it may wait for a task of its own kind.
+One death is not enough. Another task may only have waited while one took the memory. If it ran alone, too, it
+might wait for ever for a task of its own prefix.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger("ferroflow_dask")
 
 #: Topic by which a nanny reports that it ends a worker for its memory.
 _ENDED_FOR_MEMORY = "worker-restart-memory"
-#: A worker that is gone was ended for its memory if its last heartbeat told of more than this part of it,
-#: above which workers pause.
+#: If the last heartbeat of a dead worker reported more than this part of its memory, memory ended the worker.
+#: Workers pause above this part.
 _FULL = 0.8
 #: Deaths after which a prefix is limited.
 _DEATHS = 2
@@ -65,11 +65,11 @@ class WorkingSets(Feature):
         self._n_deaths = 0
 
     def state(self) -> _Learned:
-        """Return what is known of prefixes."""
+        """Return the deaths and limits of prefixes."""
         return self._learned
 
     def inherit(self, state: _Learned) -> None:
-        """Take over what is known of prefixes."""
+        """Take over the deaths and limits of prefixes."""
         self._learned.limited.update(state.limited)
         self._learned.deaths.update(state.deaths)
 
@@ -104,7 +104,7 @@ class WorkingSets(Feature):
         self._dying.discard(address)
 
     def log_event(self, topic: str, msg: dict[str, Any]) -> None:
-        """Learn which worker a nanny ends, and what measured tasks took."""
+        """Handle the report of a nanny that ends a worker, or of a worker that has measured a task."""
         if topic == _ENDED_FOR_MEMORY:
             self._dying.update(self.core.view.workers.keys() & {str(msg.get("worker"))})
         elif topic == TOPIC:
@@ -113,7 +113,7 @@ class WorkingSets(Feature):
                 limit.measured(nbytes)
 
     def worker_dies(self, address: str) -> None:
-        """Note the tasks that ran on a worker that was ended for its memory."""
+        """Record the tasks that ran on a worker, if memory ended it."""
         ws = self.core.scheduler.workers[address]
         is_full = ws.metrics.get("memory", 0) > _FULL * ws.memory_limit > 0
         if not (is_full or address in self._dying) or address not in self.core.view.workers:
@@ -144,13 +144,13 @@ class WorkingSets(Feature):
 
 @dataclass(slots=True)
 class _Limit:
-    """What the tasks of a prefix need."""
+    """Memory that each task of a prefix gets."""
 
     nbytes: int = 0
     is_whole: bool = True
 
     def measured(self, nbytes: int) -> None:
-        """Note what a task took that ran alone [B]."""
+        """Record the memory of a task that ran alone [B]."""
         self.nbytes = max(self.nbytes, nbytes)
         self.is_whole = False
 
@@ -167,7 +167,7 @@ class _Learned:
     limited: OrderedDict[str, _Limit] = field(default_factory=OrderedDict)
 
     def died(self, prefix: str) -> bool:
-        """Note that a task ran when a worker was ended; return whether its prefix gets a whole worker now."""
+        """Record a death while a task of a prefix ran; return whether the prefix gets a whole worker now."""
         self.deaths[prefix] = n = self.deaths.get(prefix, 0) + 1
         keep(self.deaths, prefix)
         if n < _DEATHS:

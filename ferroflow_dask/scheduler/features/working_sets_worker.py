@@ -17,8 +17,8 @@ from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Name of the resource, and how much of it a worker has, whatever its limit. Whole numbers: sums of others
-#: would leave dust.
+#: Name of the resource, and the amount of each worker, independent of its memory limit. Amounts are whole
+#: numbers, because sums of floats do not return to the same value.
 RESOURCE, WHOLE = "ferroflow-memory", 1000
 #: Topic of the events that report working sets.
 TOPIC = "ferroflow-working-sets"
@@ -77,7 +77,7 @@ class WorkingSetsEnd(WorkerEnd):
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Measure a task from its start to its end, or until it leaves its thread."""
         if finish == "executing":
-            self._stop()  # one that is measured runs alone no more
+            self._stop()  # a task that is measured no longer runs alone
             is_new = start in _NOT_STARTED
             if is_new and self._amount_of(key) and len(self.worker.state.executing) == 1:
                 self._measured, self._sampler = key, self.sampler()
@@ -104,7 +104,7 @@ class WorkingSetsEnd(WorkerEnd):
         self._measured = self._sampler = None
         return nbytes
 
-    # What a virtual worker does in its own way
+    # A virtual worker overrides these
 
     def sampler(self) -> Any:
         """Start to measure the memory of the process."""
