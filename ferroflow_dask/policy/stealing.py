@@ -115,8 +115,9 @@ class StealingPolicy(Policy):
             candidates = roomy or candidates
         best = second = None
         n_candidates = 0
-        # A busy worker that lacks more data than others gets a task only if that gains a task's length. Averages
-        # are wrong by as much, and an idle worker steals. Data that take less time than a message are free.
+        # A busy worker that lacks more data than others gets a task only if that gains a task's length.
+        # Averages are wrong by as much, and an idle worker steals. Data that take less time than a message
+        # are free.
         most: float = task.input_bytes
         if not task.has_cost and task.held:
             most += view.latency_s * view.bandwidth - max(task.held.values())
