@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -148,6 +148,15 @@ class Side:
     def end(self, *, is_hung: bool = False) -> None:
         """End the cluster and the process, by force if they hang or do not end."""
         self._signal(signal.SIGCONT)
+        try:
+            self._ask_to_end(is_hung=is_hung)
+        finally:  # a second signal to this process ends the wait, not the duty
+            self._kill()
+            self._process.join(_END_S)
+            self._connection.close()
+
+    def _ask_to_end(self, *, is_hung: bool) -> None:
+        """Wait for a while until the process has ended by itself."""
         if self._jobs is not None:
             # A signal ends a program that hangs, so that its jobs are cancelled. It can miss a process that
             # goes on just now: another thread takes it, and the main thread is back in its system call.
@@ -159,9 +168,15 @@ class Side:
         elif not is_hung:
             self._leave()
             self._process.join(_END_S)
-        self._guard.communicate(b"\n")
-        self._process.join(_END_S)
-        self._connection.close()
+
+    def _kill(self) -> None:
+        """Let the guard kill the process group, once."""
+        assert self._guard.stdin is not None
+        if not self._guard.stdin.closed:
+            with suppress(BrokenPipeError):
+                self._guard.stdin.write(b"\n")
+                self._guard.stdin.close()
+            self._guard.wait()
 
 
 class Sides:
@@ -181,8 +196,9 @@ class Sides:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for side in self._sides.values():
-            side.end()
+        with ExitStack() as stack:  # all, even if a second signal arrives while one ends
+            for side in self._sides.values():
+                stack.callback(side.end)
         self._sides.clear()
 
     def renew(self) -> None:
@@ -190,11 +206,11 @@ class Sides:
         self.__exit__()
         self._begin(self._rules.sides)
 
-    def _begin(self, names: Iterable[str]) -> None:
-        started = {name: Side(name, partial(self._start, name), self._rules.jobs) for name in names}
-        self._sides |= started
-        for side in started.values():
-            side.wait_until_ready()
+    def _begin(self, names: Collection[str]) -> None:
+        for name in names:
+            self._sides[name] = Side(name, partial(self._start, name), self._rules.jobs)
+        for name in names:
+            self._sides[name].wait_until_ready()
 
     def run(self, name: str, program: Program, seed: int) -> Outcome:
         """Run a program on a side; a run that breaks ends the side's cluster."""
@@ -223,6 +239,8 @@ def _serve(suites: Sequence[Suite], options: Options, rules: Rules, name: str, c
 def run_anchor(suite: Suite, options: Options, program: Program, name: str, timeout_s: float) -> Outcome:
     """Run a computation without a cluster, in a process of its own."""
     side = Side(name, partial(time_anchor, suite, options, program.name, name))
-    outcome: Outcome = side.answer(timeout_s)
-    side.end(is_hung=True)
+    try:
+        outcome: Outcome = side.answer(timeout_s)
+    finally:
+        side.end(is_hung=True)
     return outcome

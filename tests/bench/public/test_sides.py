@@ -144,3 +144,23 @@ def test_jobs_that_do_not_start_are_said_in_a_line(tmp_path: Path) -> None:
     line = "the cluster of dask did not start: ClusterError: no job has started"
     with pytest.raises(ClusterError, match=line), Sides([SUITE], OPTIONS, rules):
         pytest.fail("there is no cluster")
+
+
+@pytest.mark.cluster
+def test_a_second_signal_while_one_side_ends_leaves_none() -> None:
+    sides = Sides([SUITE], OPTIONS, Rules(Place(workers=1), sides=dict.fromkeys(("dask", "dask-again"))))
+    processes: list[Any] = []
+
+    def join(timeout: float | None = None) -> None:
+        del processes[-1].join  # of the instance; the next call waits
+        raise KeyboardInterrupt
+
+    def end() -> None:
+        with sides:
+            processes.extend(side._process for side in sides._sides.values())
+            processes[-1].join = join  # contexts end in the reverse order
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
+    assert [process.is_alive() for process in processes] == [False, False]
+    sides.__exit__()  # again: nothing is left to do
