@@ -36,6 +36,9 @@ from ferroflow_dask.bundling.stages import Held, held_parts
 
 #: Smaller graphs run as they come [tasks].
 FEWEST = 10
+#: Part of the memory of all workers that the results of a sample may fill: a task that reads one may be the
+#: last of the graph.
+_SAMPLE_SHARE = 0.1
 #: Duration of a task that yields a piece of a direct shuffle: it looks up a shard, or copies a part [s].
 _PIECE_S = 2e-5
 #: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
@@ -134,6 +137,9 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     # Workers drop the results that only tasks of the sample read.
     kept = keys & graph.wanted
     kept |= {one for key, task in missing.items() if key not in keys for one in task.dependencies & keys}
+    memory_nbytes = snapshot.cluster.memory_nbytes * len(snapshot.cluster.threads)  # 0 if it is unknown
+    if 0 < _SAMPLE_SHARE * memory_nbytes < sum(graph.declared_nbytes.get(key, 0.0) for key in kept):
+        return None
     chosen = {key: task for key, task in missing.items() if key in keys}
     return Plan(
         graph,

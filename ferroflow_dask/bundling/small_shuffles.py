@@ -37,7 +37,7 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
         nbytes, is_unknown = 0.0, False
         for shuffle in group:
             sources = shuffle.sources(plain)
-            own_nbytes, is_final = _nbytes(sources, shuffle.id, snapshot, plain)
+            own_nbytes, is_final = _nbytes(sources, shuffle.id, snapshot, replace(graph, tasks=plain))
             may_wait = "stages" in snapshot.features and not is_final
             is_unknown |= may_wait
             nbytes += 0.0 if may_wait and own_nbytes == inf else own_nbytes
@@ -137,19 +137,21 @@ class DataSize:
 
 
 def _nbytes(
-    sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: shuffles.Graph
+    sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: SentGraph
 ) -> tuple[float, bool]:
     """Return the size of data [B], and whether it stays: more of the data will not help.
 
-    The data that exist show it, or it is as it was before; it is infinite if neither is known.
+    The data that exist show it, it is declared, or it is as it was before; it is infinite if nothing is known.
     """
     tasks, size = snapshot.tasks, DataSize(len(sources))
     for key in sources:
         if key in tasks and tasks[key].nbytes >= 0:
             size.add(tasks[key].nbytes)
+        elif key in graph.declared_nbytes:
+            size.add(graph.declared_nbytes[key])
     if size.n_known < size.n:
         nbytes = snapshot.shuffled.get(shuffle, inf)
-        if nbytes < inf and _is_identified(sources, graph):
+        if nbytes < inf and _is_identified(sources, graph.tasks):
             return nbytes, True
     is_final = size.n_known == size.n or all(map(snapshot.is_in_memory, sources))
     return size.expected_nbytes, is_final
