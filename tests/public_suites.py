@@ -58,10 +58,21 @@ def by_threads() -> int:
     return sum(dask.compute(*[delayed(abs)(n) for n in range(60)], scheduler="threads"))
 
 
-class SmallSuite:
+class _Plain:
+    """What a suite has by default."""
+
+    needs, memory_limit = (), ""
+    settings: Mapping[str, Any] = {}
+
+    def others(self, options: Options) -> Sequence[Other]:
+        """Return no runs of other schedulers."""
+        return ()
+
+
+class SmallSuite(_Plain):
     """Programs that take milliseconds."""
 
-    name, source, needs = "small", "written here", ()
+    name, source = "small", "written here"
 
     def programs(self, options: Options) -> Sequence[Program]:
         """Return two programs that run, and two that do not."""
@@ -82,7 +93,7 @@ class SmallSuite:
 SUITE = SmallSuite()
 
 
-class ChosenSuite:
+class ChosenSuite(_Plain):
     """One program of a suite; the processes of sides need not collect it, which takes seconds.
 
     Parameters
@@ -92,8 +103,6 @@ class ChosenSuite:
     program : str, optional
         Its name; the first one that runs if left out.
     """
-
-    needs = ()
 
     def __init__(self, suite: Suite, options: Options, program: str | None = None) -> None:
         self.name, self.source = suite.name, suite.source
@@ -116,7 +125,7 @@ class Pickled:
         return cloudpickle.loads(self._function)()
 
 
-class LimitedSuite:
+class LimitedSuite(_Plain):
     """A program of two seconds that returns the memory limit of its workers, and if nannies enforce it.
 
     Parameters
@@ -125,7 +134,7 @@ class LimitedSuite:
         The expected limit [B].
     """
 
-    name, source, needs = "limited", "written here", ()
+    name, source = "limited", "written here"
     memory_limit = "256MiB"
     settings: Mapping[str, Any] = {"distributed.worker.memory.terminate": False}
 
@@ -151,10 +160,10 @@ def limits(client: Client, clock: Clock) -> list[Any]:
     return [limit, found]
 
 
-class EndlessSuite:
+class EndlessSuite(_Plain):
     """A program that does not end."""
 
-    name, source, needs = "endless", "written here", ()
+    name, source = "endless", "written here"
 
     def programs(self, options: Options) -> Sequence[Program]:
         """Return the program."""

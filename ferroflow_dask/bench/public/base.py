@@ -8,12 +8,12 @@ do not count starts the clock again, and stops it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ferroflow_dask.bench.public.answers import difference
 from ferroflow_dask.exceptions import FerroflowError
@@ -162,38 +162,22 @@ class Other:
     status: str = "ok"
 
 
-class Suite(Protocol):
-    """A set of programs.
+def _no_others(_: Options) -> Iterable[Other]:
+    return ()
 
-    It may have a `memory_limit` of each worker, which counts unless the user gives one, and `settings` of
-    Dask for its clusters. It may have a method `others`, which takes the options and yields runs of other
-    schedulers (`Other`).
-    """
 
-    @property
-    def name(self) -> str:
-        """What the command calls it."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A set of programs."""
 
-    @property
-    def source(self) -> str:
-        """Who wrote it, with version and licence: one sentence for the page."""
-        ...
-
-    @property
-    def needs(self) -> Sequence[str]:
-        """Packages without which it cannot run."""
-        ...
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the programs, smallest first.
-
-        Raises
-        ------
-        UsageError
-            The suite cannot run with these options; nothing was run.
-        """
-        ...
+    name: str
+    source: str  # who wrote it, with version and licence: one sentence for the page
+    #: Returns the programs, smallest first; raises `UsageError` if it cannot run with these options.
+    programs: Callable[[Options], Sequence[Program]]
+    needs: Sequence[str] = ()  # packages without which it cannot run
+    others: Callable[[Options], Iterable[Other]] = _no_others  # runs of other schedulers
+    memory_limit: str = ""  # of each worker, unless the user gives one
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of Dask for its clusters
 
 
 def missing(suite: Suite) -> list[str]:

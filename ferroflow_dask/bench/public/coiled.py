@@ -11,14 +11,12 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError
+from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError, Suite
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 if TYPE_CHECKING:
@@ -50,43 +48,35 @@ _ran: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 _COLLECT_TIMEOUT_S = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Coiled:
-    """The suite."""
-
-    name: str = "coiled"
-    source: str = (
-        "Seven files of coiled/benchmarks (BSD-3-Clause), from the user's working tree. A pytest plugin "
-        "replaces the conftest and the module coiled. Workers are not killed for their memory."
-    )
-    needs: Sequence[str] = ("pytest", "pandas", "pyarrow", "xarray", "flox", "fsspec")
-    #: The sizes of most tests follow the memory of the cluster.
-    memory_limit: str = "1GiB"
-    #: Some chunks have the sizes for workers with 8 GiB. Tasks of `test_vorticity` and of two cases of
-    #: `test_basic_sum` take up to 1.7 GiB for a moment, and the nanny would kill their workers.
-    settings: Mapping[str, Any] = field(
-        default_factory=lambda: {"distributed.worker.memory.terminate": False}
-    )
-
-    def programs(self, options: Options) -> list[Program]:
-        """Return a program for each test, in the order of the files."""
-        checkout = checked_checkout(options)
-        commit = _commit(checkout)
-        source = f"coiled/benchmarks{f' {commit}' if commit else ''}, BSD-3-Clause"
-        return [
-            Program(
-                suite=self.name,
-                name=test.removeprefix(f"{FOLDER}/"),
-                source=source,
-                run=partial(run, checkout, test),
-                timeout_s=_LONG_TIMEOUT_S if _is_long(test) else 0.0,
-                skipped=reason or ("" if options.is_full or not _is_long(test) else _TOO_LONG),
-            )
-            for test, reason in collected(checkout).items()
-        ]
+def programs(options: Options) -> list[Program]:
+    """Return a program for each test, in the order of the files."""
+    checkout = checked_checkout(options)
+    commit = _commit(checkout)
+    source = f"coiled/benchmarks{f' {commit}' if commit else ''}, BSD-3-Clause"
+    return [
+        Program(
+            suite="coiled",
+            name=test.removeprefix(f"{FOLDER}/"),
+            source=source,
+            run=partial(run, checkout, test),
+            timeout_s=_LONG_TIMEOUT_S if _is_long(test) else 0.0,
+            skipped=reason or ("" if options.is_full or not _is_long(test) else _TOO_LONG),
+        )
+        for test, reason in collected(checkout).items()
+    ]
 
 
-SUITE = Coiled()
+SUITE = Suite(
+    "coiled",
+    "Seven files of coiled/benchmarks (BSD-3-Clause), from the user's working tree. A pytest plugin replaces "
+    "the conftest and the module coiled. Workers are not killed for their memory.",
+    programs,
+    needs=("pytest", "pandas", "pyarrow", "xarray", "flox", "fsspec"),
+    memory_limit="1GiB",  # the sizes of most tests follow the memory of the cluster
+    # Some chunks have the sizes for workers with 8 GiB. Tasks of `test_vorticity` and of two cases of
+    # `test_basic_sum` take up to 1.7 GiB for a moment, and the nanny would kill their workers.
+    settings={"distributed.worker.memory.terminate": False},
+)
 
 
 def checked_checkout(options: Options) -> Path:
@@ -97,7 +87,7 @@ def checked_checkout(options: Options) -> Path:
     UsageError
         The user named none, or another folder.
     """
-    if (folder := options.checkouts.get(SUITE.name)) is None:
+    if (folder := options.checkouts.get("coiled")) is None:
         raise UsageError(f"the suite coiled needs a working tree of coiled/benchmarks; add {_CALL}")
     needed = ("tests/__init__.py", "tests/utils_test.py", "cluster_kwargs.yaml", FOLDER)
     if absent := [name for name in needed if not (folder / name).exists()]:

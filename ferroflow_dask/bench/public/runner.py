@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.bench.machine import stamp
-from ferroflow_dask.bench.public.base import SKIPPED, Options, Other, Program, Suite, programs_of
+from ferroflow_dask.bench.public.base import SKIPPED, Options, Program, Suite, programs_of
 from ferroflow_dask.bench.public.host import AUTO, Outcome, Place
 from ferroflow_dask.bench.public.policies import STOCK
 from ferroflow_dask.bench.public.sides import FEWER, LONG_S, Rules, Sides, run_anchor
@@ -72,17 +72,16 @@ def run_suites(
 def _place_of(suite: Suite, place: Place) -> Place:
     """Return the place with the settings and the limit of the suite."""
     limit = place.memory_limit
-    if limit == AUTO:
-        limit = getattr(suite, "memory_limit", AUTO)
-    return replace(place, memory_limit=limit, settings=getattr(suite, "settings", {}))
+    if limit == AUTO and suite.memory_limit:
+        limit = suite.memory_limit
+    return replace(place, memory_limit=limit, settings=suite.settings)
 
 
 def _others(
     suite: Suite, options: Options, rules: Rules, invocation: str, done: Collection[str]
 ) -> Iterator[BenchRecord]:
     """Yield the rows of runs that the suite makes by itself, with other schedulers."""
-    make: Callable[[Options], Iterator[Other]] | None = getattr(suite, "others", None)
-    for other in make(options) if make is not None else ():
+    for other in suite.others(options):
         program = Program(suite=suite.name, name=other.program, source=suite.source, run=_never)
         own = replace(rules, place=replace(rules.place, workers=other.workers))
         row = Runs(program, own, invocation, done).row(

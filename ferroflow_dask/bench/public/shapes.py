@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferroflow_dask.bench.public import geospatial
-from ferroflow_dask.bench.public.base import Options, Program
+from ferroflow_dask.bench.public.base import Options, Program, Suite
 from ferroflow_dask.bench.public.workloads import program_of
 from ferroflow_dask.bench.workloads.arrays import ARRAYS
 from ferroflow_dask.bench.workloads.base import Workload
@@ -31,19 +31,17 @@ def _program(workload: Workload, is_full: bool) -> Program:
     return program_of(workload, sizes, suite="shapes")
 
 
-class _Suite:
-    name = "shapes"
-    source = "Written here (MIT) after RSDS (Böhm and Beránek, WORKS'20) and after coiled/benchmarks (BSD-3)."
-    needs = ()
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the programs: RSDS, stealing, arrays, frames and geospatial."""
-        workloads = (*RSDS, *SCENARIOS, *ARRAYS, *FRAMES)
-        return [
-            *(_program(workload, options.is_full) for workload in workloads),
-            *geospatial.programs(options.is_full),
-        ]
+def programs(options: Options) -> Sequence[Program]:
+    """Return the programs: RSDS, stealing, arrays, frames and geospatial."""
+    workloads = (*RSDS, *SCENARIOS, *ARRAYS, *FRAMES)
+    return [
+        *(_program(workload, options.is_full) for workload in workloads),
+        *geospatial.programs(options.is_full),
+    ]
 
 
-#: The suite.
-SUITE = _Suite()
+SUITE = Suite(
+    "shapes",
+    "Written here (MIT) after RSDS (Böhm and Beránek, WORKS'20) and after coiled/benchmarks (BSD-3).",
+    programs,
+)

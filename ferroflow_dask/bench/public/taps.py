@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from packaging.version import Version
 
-from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.exceptions import ResultError, UsageError
 from ferroflow_dask.scheduler.installation import installed
 from ferroflow_dask.whole_files import write_text
@@ -294,40 +294,35 @@ def run_elsewhere(
 # The suite
 
 
-class _Suite:
-    name = "taps"
-    source = (
-        f"TaPS, the Task Performance Suite (Pauloski et al., eScience 2024, commit {COMMIT}, MIT). It "
-        "submits each task by `Client.submit`, so bundles cannot help."
-    )
-    needs = (
-        *("globus_compute_sdk", "parsl", "proxystore", "psutil", "pydantic", "pydantic_settings", "tomli_w"),
-    )
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the applications, each with other executors of TaPS as anchors."""
-        taps = find_taps(options)
-        n = str(options.workers)
-        executors: dict[str, Mapping[str, str]] = {"process-pool": {"max_processes": n}}
-        executors["parsl-local"] = {"workers": n}
-        if find_spec("ray") is not None:
-            executors["ray"] = {"num_cpus": n}
-        return [
-            Program(
-                suite=self.name,
-                name=app.name,
-                source=f"TaPS {taps.version}, MIT",
-                run=partial(run_app, app, taps),
-                sizes={"tasks": int(app.name.rpartition("-")[2])},
-                expected=app.expected,
-                anchors={
-                    executor: partial(run_elsewhere, app, taps, executor, settings)
-                    for executor, settings in executors.items()
-                },
-            )
-            for app in _apps(options)
-        ]
+def programs(options: Options) -> Sequence[Program]:
+    """Return the applications, each with other executors of TaPS as anchors."""
+    taps = find_taps(options)
+    n = str(options.workers)
+    executors: dict[str, Mapping[str, str]] = {"process-pool": {"max_processes": n}}
+    executors["parsl-local"] = {"workers": n}
+    if find_spec("ray") is not None:
+        executors["ray"] = {"num_cpus": n}
+    return [
+        Program(
+            suite="taps",
+            name=app.name,
+            source=f"TaPS {taps.version}, MIT",
+            run=partial(run_app, app, taps),
+            sizes={"tasks": int(app.name.rpartition("-")[2])},
+            expected=app.expected,
+            anchors={
+                executor: partial(run_elsewhere, app, taps, executor, settings)
+                for executor, settings in executors.items()
+            },
+        )
+        for app in _apps(options)
+    ]
 
 
-#: The suite.
-SUITE = _Suite()
+SUITE = Suite(
+    "taps",
+    f"TaPS, the Task Performance Suite (Pauloski et al., eScience 2024, commit {COMMIT}, MIT). It submits "
+    "each task by `Client.submit`, so bundles cannot help.",
+    programs,
+    needs=("globus_compute_sdk", "parsl", "proxystore", "psutil", "pydantic", "pydantic_settings", "tomli_w"),
+)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ferroflow_dask.bench.public.base import Clock, Options, Other, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, Suite
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -222,37 +222,33 @@ def _run(run: Callable[[Api, int], Ran], n: int, client: Client, clock: Clock) -
     return answer
 
 
-class _Suite:
-    name = "tasks"
-    source = (
-        "Six programs of small tasks, written here (MIT). Empty tasks and sleeps follow the comparison with "
-        "Dask by the authors of HyperQueue. The suffix *advised* marks the way that Dask's documentation "
-        "advises."
-    )
-    needs = ()
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the programs as usual, each followed by the way that Dask's documentation advises."""
-        return [
-            Program(
-                suite=self.name,
-                name=f"{program.name}-advised" if is_advised else program.name,
-                source="ferroflow-dask, MIT",
-                run=partial(_run, program.way(is_advised), program.n),
-                sizes={"tasks": program.n},
-                expected=partial(program.expected, program.n),
-            )
-            for program in small_tasks(options.is_full)
-            for is_advised in (False, True)
-            if not is_advised or program.kind in DaskApi.advised
-        ]
-
-    def others(self, options: Options) -> Iterator[Other]:
-        """Yield the same programs under other schedulers."""
-        from ferroflow_dask.bench.public.peers import peer_rows  # which needs this module
-
-        yield from peer_rows(options)
+def programs(options: Options) -> Sequence[Program]:
+    """Return the programs as usual, each followed by the way that Dask's documentation advises."""
+    return [
+        Program(
+            suite="tasks",
+            name=f"{program.name}-advised" if is_advised else program.name,
+            source="ferroflow-dask, MIT",
+            run=partial(_run, program.way(is_advised), program.n),
+            sizes={"tasks": program.n},
+            expected=partial(program.expected, program.n),
+        )
+        for program in small_tasks(options.is_full)
+        for is_advised in (False, True)
+        if not is_advised or program.kind in DaskApi.advised
+    ]
 
 
-#: The suite.
-SUITE = _Suite()
+def _by_peers(options: Options) -> Iterator[Other]:
+    from ferroflow_dask.bench.public.peers import peer_rows  # which needs this module
+
+    return peer_rows(options)
+
+
+SUITE = Suite(
+    "tasks",
+    "Six programs of small tasks, written here (MIT). Empty tasks and sleeps follow the comparison with Dask "
+    "by the authors of HyperQueue. The suffix *advised* marks the way that Dask's documentation advises.",
+    programs,
+    others=_by_peers,
+)

@@ -14,7 +14,6 @@ import subprocess
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ferroflow_dask.bench.public.answers import TOLERANCE, difference
-from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.bench.public.tpch_queries import QUERIES, Query
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.memory import check_memory
@@ -52,30 +51,25 @@ GENERATOR = "tpchgen-cli"
 _IMPORTED = ("dask.dataframe", "pyarrow.dataset", "pyarrow.parquet")
 
 
-@dataclass(frozen=True, slots=True)
-class Tpch:
-    """The suite."""
-
-    name: str = "tpch"
-    source: str = (
-        "Derived from TPC-H, a specification of the Transaction Processing Performance Council. "
-        "tpchgen-cli 4.0.0 (Apache-2.0) makes the tables. DuckDB 1.5.5 (MIT) checks the answers by its own "
-        "texts. This project has written the queries on data frames. Dates are timestamps, decimals are "
-        "floats, and there are no refresh functions. Query 11 keeps the fraction of scale 1."
-    )
-    needs: Sequence[str] = ("pandas", "pyarrow", "duckdb", "duckdb_extension_tpch")
-
-    def programs(self, options: Options) -> list[Program]:
-        """Return a program for each query; writes the tables first unless they are there."""
-        check_scale(options.scale)
-        extension()
-        for module in _IMPORTED:
-            import_module(module)
-        folder = tables(options.data, options.scale)
-        return [_program(n, query, folder, options) for n, query in enumerate(QUERIES, 1)]
+def programs(options: Options) -> list[Program]:
+    """Return a program for each query; writes the tables first unless they are there."""
+    check_scale(options.scale)
+    extension()
+    for module in _IMPORTED:
+        import_module(module)
+    folder = tables(options.data, options.scale)
+    return [_program(n, query, folder, options) for n, query in enumerate(QUERIES, 1)]
 
 
-SUITE = Tpch()
+SUITE = Suite(
+    "tpch",
+    "Derived from TPC-H, a specification of the Transaction Processing Performance Council. tpchgen-cli "
+    "4.0.0 (Apache-2.0) makes the tables. DuckDB 1.5.5 (MIT) checks the answers by its own texts. This "
+    "project has written the queries on data frames. Dates are timestamps, decimals are floats, and there "
+    "are no refresh functions. Query 11 keeps the fraction of scale 1.",
+    programs,
+    needs=("pandas", "pyarrow", "duckdb", "duckdb_extension_tpch"),
+)
 
 
 def _program(number: int, query: Query, folder: Path, options: Options) -> Program:

@@ -41,7 +41,7 @@ from dask.typing import Key
 from distributed import Client
 from packaging.version import Version
 
-from ferroflow_dask.bench.public.base import Clock, Options, Other, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, Suite
 from ferroflow_dask.bench.public.taps import driven, preloads
 from ferroflow_dask.exceptions import ResultError, UsageError
 from ferroflow_dask.replay import Job, JobGraph, load_record, simulate
@@ -298,41 +298,39 @@ def simulated(options: Options, mean_s: float | None) -> Iterator[Other]:
 # The suite
 
 
-class _Suite:
-    name = "workflows"
-    source = (
-        "The ten recipes of WfCommons (Coleman et al., FGCS 2022, LGPL-3) as graphs of sleeps. The recipe of "
-        "rnaseq has no edges. The suffix *translated* marks Dask programs of WfCommons, which submit each "
-        "task by `Client.submit`."
-    )
-    needs = ("wfcommons",)
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the graphs of each size, followed by WfCommons' own programs."""
-        folder, sizes = _written(options, FULL_SIZES if options.is_full else SIZES)
-        program = partial(Program, suite=self.name, source=f"WfCommons {_version()}, LGPL-3")
-        found = []
-        for name, size in sizes.items():
-            path = folder / f"{name}.json"
-            run, expected = partial(run_graph, path), partial(expected_digests, path)
-            found.append(program(name=name, run=run, sizes=size, expected=expected))
-        why = "" if which("wfbench", path=_path()) else "wfbench, a program of WfCommons, is not on the PATH"
-        program = partial(program, skipped=why)
-        for n in OWN_FULL_SIZES if options.is_full else OWN_SIZES:
-            for name in (f"{recipe}-{n}" for recipe in RECIPES):
-                run, expected_of = partial(run_own, name), partial(expected_own, folder / f"{name}.json")
-                own = f"{name}-translated"
-                found.append(program(name=own, run=run, sizes=sizes[name], expected=expected_of))
-        return found
-
-    def others(self, options: Options) -> Iterator[Other]:
-        """Yield makespans in virtual time."""
-        for mean_s in SIMULATED_MEANS_S if options.is_full else SIMULATED_MEANS_S[:1]:
-            yield from simulated(options, mean_s)
+def programs(options: Options) -> Sequence[Program]:
+    """Return the graphs of each size, followed by WfCommons' own programs."""
+    folder, sizes = _written(options, FULL_SIZES if options.is_full else SIZES)
+    program = partial(Program, suite="workflows", source=f"WfCommons {_version()}, LGPL-3")
+    found = []
+    for name, size in sizes.items():
+        path = folder / f"{name}.json"
+        run, expected = partial(run_graph, path), partial(expected_digests, path)
+        found.append(program(name=name, run=run, sizes=size, expected=expected))
+    why = "" if which("wfbench", path=_path()) else "wfbench, a program of WfCommons, is not on the PATH"
+    program = partial(program, skipped=why)
+    for n in OWN_FULL_SIZES if options.is_full else OWN_SIZES:
+        for name in (f"{recipe}-{n}" for recipe in RECIPES):
+            run, expected_of = partial(run_own, name), partial(expected_own, folder / f"{name}.json")
+            own = f"{name}-translated"
+            found.append(program(name=own, run=run, sizes=sizes[name], expected=expected_of))
+    return found
 
 
-#: The suite.
-SUITE = _Suite()
+def _in_virtual_time(options: Options) -> Iterator[Other]:
+    for mean_s in SIMULATED_MEANS_S if options.is_full else SIMULATED_MEANS_S[:1]:
+        yield from simulated(options, mean_s)
+
+
+SUITE = Suite(
+    "workflows",
+    "The ten recipes of WfCommons (Coleman et al., FGCS 2022, LGPL-3) as graphs of sleeps. The recipe of "
+    "rnaseq has no edges. The suffix *translated* marks Dask programs of WfCommons, which submit each task "
+    "by `Client.submit`.",
+    programs,
+    needs=("wfcommons",),
+    others=_in_virtual_time,
+)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.bench.workloads import get_workload
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
 from ferroflow_dask.exceptions import ResultError
@@ -105,42 +105,20 @@ def program_of(
     )
 
 
-@dataclass(frozen=True)
-class WorkloadSuite:
-    """Workloads of one suite, each in all ways in which it can be written for Dask.
-
-    Parameters
-    ----------
-    name : str
-        Of the workloads' suite.
-    chosen : tuple of (str, mapping)
-        Names of workloads, each with a value for every size.
-    costs, seed
-        As in `Request`.
-    """
-
-    name: str
-    chosen: tuple[Chosen, ...]
-    costs: str = "learned"
-    seed: int = 0
-
-    source = "Workloads of ferroflow-dask."
-    needs = ()
-
-    def programs(self, options: Options) -> Sequence[Program]:  # noqa: ARG002 -- sizes are chosen already
-        """Return the programs, named by workloads and sizes that are not default."""
-        return [
-            program_of(
-                workload,
-                sizes,
-                name=_named(workload, sizes, lowering, self.costs),
-                lowering=lowering,
-                costs=self.costs,
-                seed=self.seed,
-            )
-            for workload, sizes in ((get_workload(name), sizes) for name, sizes in self.chosen)
-            for lowering in workload.lowerings
-        ]
+def _programs(chosen: Iterable[Chosen], costs: str, seed: int, _: Options) -> Sequence[Program]:
+    """Return workloads in all ways in which they can be written, named by sizes that are not default."""
+    return [
+        program_of(
+            workload,
+            sizes,
+            name=_named(workload, sizes, lowering, costs),
+            lowering=lowering,
+            costs=costs,
+            seed=seed,
+        )
+        for workload, sizes in ((get_workload(name), sizes) for name, sizes in chosen)
+        for lowering in workload.lowerings
+    ]
 
 
 def _named(workload: Workload, sizes: Mapping[str, Any], lowering: str, costs: str) -> str:
@@ -150,7 +128,7 @@ def _named(workload: Workload, sizes: Mapping[str, Any], lowering: str, costs: s
     return " ".join([workload.name, *words, *([f"({', '.join(ways)})"] if ways else [])])
 
 
-def suites_of(chosen: Iterable[Chosen], costs: str = "learned", seed: int = 0) -> list[WorkloadSuite]:
+def suites_of(chosen: Iterable[Chosen], costs: str = "learned", seed: int = 0) -> list[Suite]:
     """Return suites of some workloads.
 
     Parameters
@@ -163,4 +141,7 @@ def suites_of(chosen: Iterable[Chosen], costs: str = "learned", seed: int = 0) -
     suites: dict[str, list[Chosen]] = {}
     for name, sizes in chosen:
         suites.setdefault(get_workload(name).suite, []).append((name, sizes))
-    return [WorkloadSuite(name, tuple(own), costs, seed) for name, own in suites.items()]
+    return [
+        Suite(name, "Workloads of ferroflow-dask.", partial(_programs, own, costs, seed))
+        for name, own in suites.items()
+    ]
