@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from ferroflow_dask.bench.markdown import count, table
+from ferroflow_dask.bench.markdown import table
 
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
@@ -26,24 +26,6 @@ COSTS = ("known", "learned", "unknown")
 CLUSTERS = ("local", "separate", "slurm", "virtual", "unknown")
 #: What `BenchRecord.status` is of a run that counts.
 OK = "ok"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Shape:
-    """Size of a cluster: workers, threads of each, and whether each is a process."""
-
-    workers: int
-    threads: int
-    processes: bool
-
-    @property
-    def n_threads(self) -> int:
-        """Threads of all workers."""
-        return self.workers * self.threads
-
-    def __str__(self) -> str:
-        kind = "processes" if self.processes else "in one process"
-        return f"{count(self.workers, 'worker')} × {count(self.threads, 'thread')}, {kind}"
 
 
 class Kind(NamedTuple):
