@@ -93,7 +93,10 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
     records: dict[str, tuple[BenchRecord, Where]] = {}
     notes = []
     for path in map(Path, paths):
-        lines, torn = _lines(path)
+        try:
+            lines, torn = _split(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
         if torn:
             notes.append(f"{path}: the last line was torn, by a run that was interrupted, and is left out.")
         found = [(_parse(line, f"{path}:{n}"), f"{path}:{n}") for n, line in enumerate(lines, start=1)]
@@ -146,39 +149,22 @@ def append_row(path: str | os.PathLike[str], record: BenchRecord) -> None:
 def _mend(file: Any, path: str | os.PathLike[str]) -> None:
     """Make an open file end in a whole line."""
     file.seek(0)
-    first = file.readline()
-    if first and not _is_beginning(first):
-        _refuse_foreign(f"{path}:1")
-    size = file.seek(0, os.SEEK_END)
-    if not size or _ends_in_newline(file, size):
-        return
-    file.seek(0)
-    last = file.read().rpartition(b"\n")[2]
-    if _is_json(last):
+    content: bytes = file.read()
+    lines, torn = _split(content)
+    for name, line in (("1", lines[:1]), (" last line", lines[-1:])):
+        if line and not _is_beginning(line[0]):
+            _refuse_foreign(f"{path}:{name}")
+    file.truncate(len(content) - len(torn))
+    if lines and not torn and not content.endswith(b"\n"):
         file.write(b"\n")
-    elif _is_beginning(last):
-        file.truncate(size - len(last))
-    else:
-        _refuse_foreign(f"{path}: last line")
 
 
-def _ends_in_newline(file: Any, size: int) -> bool:
-    file.seek(size - 1)
-    return bool(file.read(1) == b"\n")
-
-
-def _lines(path: Path) -> tuple[list[bytes], bool]:
-    """Return the lines of a file, and whether a torn one after them was left out."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+def _split(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return the lines of a file, and the torn one after them."""
     *lines, last = content.split(b"\n")
-    if not last:
-        return lines, False
-    if _is_beginning(last) and not _is_json(last):
-        return lines, True
-    return [*lines, last], False
+    if last and _is_beginning(last) and not _is_json(last):
+        return lines, last
+    return [*lines, last] if last else lines, b""
 
 
 def _is_beginning(line: bytes) -> bool:
