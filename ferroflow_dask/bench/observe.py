@@ -28,25 +28,28 @@ STEALS = {"confirm": "confirmed", "already-computing": "refused"}
 RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
 
 
+def steals_since(scheduler: Scheduler, started: float) -> dict[str, int]:
+    """Count steals since a `time.time` [s], from the events that Dask's stealing and ours both log."""
+    counts = {"asked": 0, "confirmed": 0, "refused": 0}
+    for at, message in scheduler.get_events("stealing"):
+        if at <= started:
+            continue
+        if message[0] == "request":
+            counts["asked"] += len(message[1])
+        elif message[0] in STEALS:
+            counts[STEALS[message[0]]] += 1
+    return counts
+
+
 class RunCounter(SchedulerPlugin):
-    """Counts steals, and the time that each worker spends in tasks; notes the steal threshold."""
+    """Counts the time that each worker spends in tasks; notes steals and the steal threshold."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.steals = {"asked": 0, "confirmed": 0, "refused": 0}
-
-    def log_event(self, topic: str, msg: Any) -> None:
-        """Count steals, from the events that Dask's stealing and ours both log."""
-        if topic != "stealing":
-            return
-        if msg[0] == "request":
-            self.steals["asked"] += len(msg[1])
-        elif msg[0] in STEALS:
-            self.steals[STEALS[msg[0]]] += 1
 
     async def start(self, scheduler: Scheduler) -> None:
         """Start at zero."""
-        self.scheduler = scheduler
+        self.scheduler, self.started = scheduler, time.time()
         self.busy_s: dict[str, float] = {}
         self.threshold_changes = self._gauge("steal_threshold_changes") or 0
 
@@ -63,7 +66,7 @@ class RunCounter(SchedulerPlugin):
         threshold, changes = self._gauge("steal_threshold"), self._gauge("steal_threshold_changes")
         workers = self.scheduler.workers.values()
         return RunCounts(
-            dict(self.steals),
+            steals_since(self.scheduler, self.started),
             {str(ws.name): self.busy_s.get(ws.address, 0.0) for ws in workers},
             {str(ws.name): ws.nthreads for ws in workers},
             None if threshold is None else int(threshold),

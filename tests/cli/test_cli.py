@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import numpy as np
@@ -15,7 +17,7 @@ from models import mlp, model_of
 from onnx.reference import ReferenceEvaluator
 
 from ferroflow_dask.bench import Run, RunRecord
-from ferroflow_dask.bench.observe import RunCounter
+from ferroflow_dask.bench.observe import steals_since
 from ferroflow_dask.cli import main
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES
 from ferroflow_dask.cli.graphs import in_words
@@ -72,11 +74,10 @@ def test_a_run_reports_steals_and_the_threshold_of_the_ring() -> None:
 
 
 def test_steals_are_counted_from_the_events_of_stealing() -> None:
-    counter = RunCounter("x")
-    counter.log_event("stealing", ("request", ["a", "b", "c"]))
-    for outcome in ("confirm", "already-computing", "confirm"):
-        counter.log_event("stealing", (outcome, "a"))
-    assert counter.steals == {"asked": 3, "confirmed": 2, "refused": 1}
+    outcomes = [(2.0, (outcome, "a")) for outcome in ("confirm", "already-computing", "confirm")]
+    events = [(1.0, ("confirm", "of the run before")), (2.0, ("request", ["a", "b", "c"])), *outcomes]
+    scheduler: Any = SimpleNamespace(get_events=lambda topic: events if topic == "stealing" else [])
+    assert steals_since(scheduler, 1.0) == {"asked": 3, "confirmed": 2, "refused": 1}
 
 
 def test_a_graph_that_runs_whole_has_no_bound() -> None:

@@ -19,11 +19,11 @@ import psutil
 from ferroflow_dask.bench.observe import (
     PEAK,
     RUNNING_ALREADY,
-    STEALS,
     FetchCounter,
     Marks,
     sent_by,
     sent_to_workers,
+    steals_since,
 )
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
@@ -186,25 +186,12 @@ def _read_scheduler(dask_scheduler: Scheduler, before: Mapping[str, Any], starte
         "moments": {"created_s": min(created)} if created else {},
         "tasks": sum(sum(group.states.values()) for group in groups),
         "busy_s": sum(group.all_durations.get("compute", 0.0) for group in groups),
-        **_steals(dask_scheduler, started),
+        **{f"steals_{name}": n for name, n in steals_since(dask_scheduler, started).items()},
         "sent": now["sent"] - before["sent"],
         "scheduler_cpu_s": cpu_s - before["cpu_s"],
         "peak": peak,
         "bundled": None if extension is None else _is_bundling(extension),
     }
-
-
-def _steals(scheduler: Scheduler, started: float) -> dict[str, int]:
-    """Count steals since a moment, from the events that Dask's stealing and ours both log."""
-    counts = dict.fromkeys(("steals_asked", "steals_confirmed", "steals_refused"), 0)
-    for at, message in scheduler.get_events("stealing"):
-        if at <= started:
-            continue
-        if message[0] == "request":
-            counts["steals_asked"] += len(message[1])
-        elif message[0] in STEALS:
-            counts[f"steals_{STEALS[message[0]]}"] += 1
-    return counts
 
 
 def _is_bundling(extension: FerroflowStealing) -> bool:
