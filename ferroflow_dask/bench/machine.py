@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from functools import cache
@@ -11,10 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _PACKAGES = ("ferroflow-dask", "dask", "distributed", "numpy", "onnx")
 #: Either may be what `import onnxruntime` finds.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
-_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GIB = 2**30
 
 
@@ -22,19 +24,9 @@ _GIB = 2**30
 def machine() -> str:
     """Return the processor, the cores that this process may use, and the memory."""
     cores = len(os.sched_getaffinity(0))
-    return f"{_field(_CPUINFO, 'model name') or 'unknown processor'}, {cores} cores, {_memory_gib()} GiB"
-
-
-def _memory_gib() -> int:
-    kib = (_field(_MEMINFO, "MemTotal") or "0 kB").split()[0]
-    return round(int(kib) * 1024 / _GIB)
-
-
-def _field(file: Path, name: str) -> str | None:
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.partition(":")[0].strip() == name:
-            return line.partition(":")[2].strip()
-    return None
+    named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+    processor = named[1].strip() if named else "unknown processor"
+    return f"{processor}, {cores} cores, {round(psutil.virtual_memory().total / _GIB)} GiB"
 
 
 @cache
