@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 # Outside
 
 
-def peer_rows(options: Options, names: Collection[str] = tuple(PEERS)) -> Iterator[Other]:
+def peer_rows(options: Options) -> Iterator[Other]:
     """Yield runs of the programs of `tasks` under the peers that are installed.
 
     Parameters
@@ -262,7 +262,7 @@ def peer_rows(options: Options, names: Collection[str] = tuple(PEERS)) -> Iterat
         The peers.
     """
     for name, peer in PEERS.items():
-        if name in names and (not peer.package or find_spec(peer.package)):
+        if not peer.package or find_spec(peer.package):
             for program in small_tasks(options.is_full):
                 if not peer.kinds or program.kind in peer.kinds:
                     yield run_peer(name, program, False, options)

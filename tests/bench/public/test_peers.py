@@ -131,6 +131,6 @@ def test_peers_that_are_not_installed_are_left_out(is_full: bool, monkeypatch: p
 def test_hyperqueue_runs_sleeps_and_empty_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(peers, "find_spec", lambda name: name)
-    monkeypatch.setattr(peers, "run_peer", lambda *arguments: asked.append(arguments[1].kind))
-    list(peer_rows(OPTIONS, ["hyperqueue"]))
-    assert set(asked) == {"empty", "sleep"}
+    monkeypatch.setattr(peers, "run_peer", lambda *arguments: asked.append(arguments[:2]))
+    list(peer_rows(OPTIONS))
+    assert {program.kind for name, program in asked if name == "hyperqueue"} == {"empty", "sleep"}
