@@ -15,15 +15,9 @@ from ferroflow_dask.bench.markdown import table
 
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
-#: Version of the schema that this release writes.
-VERSION = 7
 #: Name and version of the schema; part of every row.
-SCHEMA = f"{NAME}/{VERSION}"
+SCHEMA = f"{NAME}/7"
 
-#: What `BenchRecord.costs` may be.
-COSTS = ("known", "learned", "unknown")
-#: What `BenchRecord.cluster` may be; of old rows, and of those that `bench` has not made, it is unknown.
-CLUSTERS = ("local", "separate", "slurm", "virtual", "unknown")
 #: What `BenchRecord.status` is of a run that counts.
 OK = "ok"
 
@@ -88,7 +82,7 @@ class BenchRecord:
     ] = ""
     costs: Annotated[
         str,
-        _one_of(*COSTS),
+        _one_of("known", "learned", "unknown"),
         "known (declared), learned (by runs before this one) or unknown (nothing was known at the start).",
     ] = "learned"
     workers: Annotated[int, _SIZE, "Of the cluster."]
@@ -96,7 +90,7 @@ class BenchRecord:
     processes: Annotated[bool, _FLAG, "Whether each worker is a process of its own."] = True
     cluster: Annotated[
         str,
-        _one_of(*CLUSTERS),
+        _one_of("local", "separate", "slurm", "virtual", "unknown"),
         "local, separate (with a process for the scheduler), slurm, virtual (in virtual time) or unknown.",
     ] = "unknown"
     section: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ferroflow_dask.bench.workloads.arrays import ARRAYS
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
@@ -14,7 +13,7 @@ from ferroflow_dask.bench.workloads.scenarios import SCENARIOS, SUBMISSIONS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import UnknownNameError
 
-__all__ = ["WORKLOADS", "Cluster", "Instance", "Request", "Workload", "default_sizes", "get_workload"]
+__all__ = ["WORKLOADS", "Cluster", "Instance", "Request", "Workload", "get_workload"]
 
 _ALL = (*DAGS, *SCENARIOS, *SUBMISSIONS, *TASK_BENCH, *RSDS, *ARRAYS, *FRAMES)
 
@@ -34,8 +33,3 @@ def get_workload(name: str) -> Workload:
     if workload is None:
         raise UnknownNameError.of("workload", name, WORKLOADS)
     return workload
-
-
-def default_sizes() -> dict[str, Mapping[str, Any]]:
-    """Return the sizes that each workload has if none are given."""
-    return {name: workload.defaults for name, workload in WORKLOADS.items()}
