@@ -269,24 +269,25 @@ def run_app(app: App, taps: Taps, client: Client, clock: Clock) -> dict[str, Any
     """Run an application on the cluster of a client; return its answer."""
     client.run(_import_taps, taps.paths)
     client.run_on_scheduler(_import_taps, taps.paths)  # which unpickles graphs
-    environment = {**taps.environment, **preloads(client)}
-    with TemporaryDirectory() as folder:
-        dask = command(app, "dask", scheduler=client.scheduler_info()["address"])
-        with clock:
-            _, output = driven(dask, Path(folder), environment)
-    answer, seconds = _read(output)
+    dask = command(app, "dask", scheduler=client.scheduler_info()["address"])
+    with clock:
+        answer, seconds = _driven(dask, {**taps.environment, **preloads(client)})
     clock.set(seconds)
     return answer
+
+
+def _driven(
+    command: Sequence[str], environment: Mapping[str, str], *, own_group: bool = False
+) -> tuple[dict[str, Any], float]:
+    with TemporaryDirectory() as folder:
+        return _read(driven(command, Path(folder), environment, own_group=own_group)[1])
 
 
 def run_elsewhere(
     app: App, taps: Taps, executor: str, settings: Mapping[str, str], clock: Clock
 ) -> dict[str, Any]:
     """Run an application without a cluster; return its answer, and set a clock to the duration."""
-    with TemporaryDirectory() as folder:
-        elsewhere = command(app, executor, **settings)
-        _, output = driven(elsewhere, Path(folder), taps.environment, own_group=True)
-    answer, seconds = _read(output)
+    answer, seconds = _driven(command(app, executor, **settings), taps.environment, own_group=True)
     clock.set(seconds)
     return answer
 
