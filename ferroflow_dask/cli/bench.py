@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,28 +43,18 @@ def bench() -> None:
 bench.add_command(public)
 
 
-def _sizes_of(workloads: Iterable[Workload]) -> Callable[[F], F]:
-    """Add an option for each size of the workloads; the command gets those that are given, as `sizes`."""
+def _size_options(function: F) -> F:
+    """Add an option for each size of the workloads, as `size_NAME`."""
     defaults: dict[str, list[str]] = {}
-    for workload in workloads:
-        for name in workload.defaults:
-            defaults.setdefault(name, []).append(f"{workload.name} {workload.defaults[name]}")
-
-    def add(function: F) -> F:
-        @wraps(function)
-        def with_sizes(**options: Any) -> Any:
-            given = {name: options.pop(f"size_{name}") for name in defaults}
-            return function(sizes={name: text for name, text in given.items() if text is not None}, **options)
-
-        command: Any = with_sizes
-        for name, shown in sorted(defaults.items(), reverse=True):
-            listed = ", ".join(shown[:_MOST_SHOWN]) + ", …" * (len(shown) > _MOST_SHOWN)
-            command = workload_option(
-                flag_of(name), f"size_{name}", metavar="VALUE", help=f"[default: {listed}]"
-            )(command)
-        return command  # type: ignore[no-any-return]
-
-    return add
+    for workload in WORKLOADS.values():
+        for name, value in workload.defaults.items():
+            defaults.setdefault(name, []).append(f"{workload.name} {value}")
+    for name, shown in sorted(defaults.items(), reverse=True):
+        listed = ", ".join(shown[:_MOST_SHOWN]) + ", …" * (len(shown) > _MOST_SHOWN)
+        function = workload_option(
+            flag_of(name), f"size_{name}", metavar="VALUE", help=f"[default: {listed}]"
+        )(function)
+    return function
 
 
 @bench.command("list")
@@ -98,11 +88,10 @@ def list_workloads() -> None:
 @rule_options
 @slurm_options
 @rows_option("ferroflow-bench.jsonl")
-@_sizes_of(WORKLOADS.values())
+@_size_options
 def run_workloads(
     *,
     workloads: tuple[str, ...],
-    sizes: Mapping[str, str],
     names: tuple[str, ...],
     costs: str,
     repeat: int,
@@ -115,10 +104,12 @@ def run_workloads(
     run_timeout: float,
     slurm: SlurmOptions | None,
     file: Path,
+    **given: str | None,
 ) -> None:
     """Run the named workloads (`ferroflow bench list` names all) on each side in turn."""
     if not workloads:
         raise UsageError("name a workload; `ferroflow bench list` names all")
+    sizes = {name.removeprefix("size_"): text for name, text in given.items() if text is not None}
     chosen = [get_workload(name) for name in dict.fromkeys(workloads)]
     _check_sizes(sizes, chosen)
     own = [
