@@ -32,17 +32,19 @@ def machine() -> str:
 @cache
 def commit() -> str:
     """Return the commit of the working tree that this package is part of; "" where it is of none."""
+    here = Path(__file__)
+    # An environment in a user's own repository is no part of it.
+    if not git(here.parent, "ls-files", "--error-unmatch", here.name):
+        return ""
+    return git(here.parent, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return what git prints in a folder; "" if it fails or is not installed."""
     try:
-        # An environment in a user's own repository is no part of it.
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        return _git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def _git(*arguments: str) -> str:
-    here = Path(__file__).parent
-    done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ferroflow_dask.bench.machine import git
 from ferroflow_dask.bench.public.base import Clock, Options, Program, SkippedError, Suite
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
@@ -51,7 +52,7 @@ _COLLECT_TIMEOUT_S = 300
 def programs(options: Options) -> list[Program]:
     """Return a program for each test, in the order of the files."""
     checkout = checked_checkout(options)
-    commit = _commit(checkout)
+    commit = git(checkout, "rev-parse", "--short=7", "HEAD")
     source = f"coiled/benchmarks{f' {commit}' if commit else ''}, BSD-3-Clause"
     return [
         Program(
@@ -161,17 +162,3 @@ def _nothing() -> None:
 
 def _is_long(test: str) -> bool:
     return test.partition("::")[2].startswith(LONG)
-
-
-def _commit(checkout: Path) -> str:
-    """Return the commit of a working tree; "" without git."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(checkout), "rev-parse", "--short=7", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return ""
-    return found.stdout.strip()
