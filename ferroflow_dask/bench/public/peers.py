@@ -78,10 +78,6 @@ class Pool(Peer):
         values = [x.result() if isinstance(x, Future) else x for x in arguments]
         return self._pool.submit(function, *values)
 
-    def results(self, futures: Any) -> Any:
-        """Wait for the results."""
-        return [future.result() for future in futures]
-
 
 class Ray(Peer):
     """Ray tasks; its documentation warns of fine-grained tasks and of large arguments by value."""
@@ -133,10 +129,6 @@ class Parsl(Peer):
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call an app, which is declared once."""
         return self._app(function)(*arguments)
-
-    def results(self, futures: Any) -> Any:
-        """Wait for the results."""
-        return [future.result() for future in futures]
 
 
 class HyperQueue(Peer):

@@ -49,7 +49,7 @@ class Api:
 
     def results(self, futures: Any) -> Any:
         """Wait for futures and return their results."""
-        raise NotImplementedError
+        return [future.result() for future in futures]
 
 
 class DaskApi(Api):
