@@ -69,14 +69,6 @@ _BY_PLACE: Mapping[str, _Lowering] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    """What is left of a collection once it is handed over."""
-
-    run: str
-    places: Mapping[str, Place]
-
-
 class _NothingKnown:
     """The cost model of a user who declares nothing."""
 
@@ -212,8 +204,8 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     # Shapes and nominal rates stand in where durations are not declared, as for any user of `bind`.
     declared = None if request.costs == "known" else _NothingKnown()
     ready: list[Graph] = [] if lowering.is_scattered else [graph]
-    # No collection: it would hold the scattered constants after the run.
-    submitted: list[_Submitted] = []
+    # Run and places of the collection, which itself would hold the scattered constants after the run.
+    submitted: list[tuple[str, Mapping[str, Place]]] = []
 
     def prepare(cluster: Cluster) -> None:
         ready[:] = [scatter(graph, cluster.client)]
@@ -222,15 +214,17 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         if not ready:
             raise UsageError(f"the constants of {name!r} are not on the cluster; call `prepare` first")
         bound = bind_graph(ready[0], {}, costs=declared, prefix=lowering.prefix)
-        submitted[:] = [_Submitted(bound.run, bound.places)]
+        submitted[:] = [(bound.run, bound.places)]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
         return [futures[key] for key in bound.__dask_keys__()]
 
     def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        return list(host_values(client.gather(list(futures)), submitted[0].places).values())
+        [(_, places)] = submitted
+        return list(host_values(client.gather(list(futures)), places).values())
 
     def count_executed(client: Client) -> int:
-        return executed(client, submitted[0].run).executed_ops
+        [(run, _)] = submitted
+        return executed(client, run).executed_ops
 
     def restore(_cluster: Cluster) -> None:
         ready.clear()  # and with the graph the futures of its constants
