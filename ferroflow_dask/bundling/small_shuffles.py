@@ -136,12 +136,10 @@ class DataSize:
         return self.known_nbytes + n_missing * self.largest_nbytes
 
 
-def _nbytes(
-    sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: SentGraph
-) -> tuple[float, bool]:
+def _nbytes(sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: SentGraph) -> tuple[float, bool]:
     """Return the size of data [B], and whether it stays: more of the data will not help.
 
-    The data that exist show it, it is declared, or it is as it was before; it is infinite if nothing is known.
+    It is that of the data that exist, the declared one, or that of before; infinite if nothing is known.
     """
     tasks, size = snapshot.tasks, DataSize(len(sources))
     for key in sources:

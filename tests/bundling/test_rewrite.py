@@ -340,6 +340,16 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
         NEW,
         lambda plan: plan.wanted == {key for key in plan.tasks if key[0] == "c"},
     ),
+    "unknown tasks whose declared sizes would fill the memory in a sample": (
+        replace(PAIRS, declared_nbytes=dict.fromkeys(PAIRS.tasks, 2.0**16)),
+        replace(BIG, learned={}, has_idle_threads=True),
+        has_no_sample,
+    ),
+    "unknown tasks whose declared sizes fill a part of the memory in a sample": (
+        replace(PAIRS, declared_nbytes=dict.fromkeys(PAIRS.tasks, 2.0**15)),
+        replace(BIG, learned={}, has_idle_threads=True),
+        samples(load=8, clean=8),
+    ),
     # Shuffles
     "data of a shuffle of unknown size": (P2P, KNOWN, holds_a_part),
     "data of unknown size in a graph with a priority": (
@@ -363,6 +373,16 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
         P2P,
         replace(KNOWN, tasks={SOURCES[0]: TaskFacts(nbytes=2.0**40)}),
         shuffles_by_p2p,
+    ),
+    "a shuffle of data that are declared to be large": (
+        replace(P2P, declared_nbytes=dict.fromkeys(SOURCES, 2.0**40)),
+        KNOWN,
+        lambda plan: shuffles_by_p2p(plan) and not plan.held,
+    ),
+    "a shuffle of data that are declared to be small": (
+        replace(P2P, declared_nbytes=dict.fromkeys(SOURCES, 100.0)),
+        KNOWN,
+        lambda plan: is_plain(plan) and not plan.held,
     ),
     "a shuffle without features": (P2P, replace(without("plain_shuffles"), tasks=SMALL), shuffles_by_p2p),
     "a shuffle of small data": (P2P, replace(KNOWN, tasks=SMALL), is_plain),

@@ -76,7 +76,12 @@ SUITE = Suite(
     memory_limit="1GiB",  # the sizes of most tests follow the memory of the cluster
     # Some chunks have the sizes for workers with 8 GiB. Tasks of `test_vorticity` and of two cases of
     # `test_basic_sum` take up to 1.7 GiB for a moment, and the nanny would kill their workers.
-    settings={"distributed.worker.memory.terminate": False},
+    # A cluster closes the nanny of a worker that is away so long after it was once away (distributed#7312).
+    # A restart between two tests may come at that moment.
+    settings={
+        "distributed.worker.memory.terminate": False,
+        "distributed.deploy.lost-worker-timeout": "1 day",
+    },
 )
 
 
