@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from distributed import Worker, worker_client
+from distributed import Event, Worker, secede, worker_client
 from distributed.core import Status
 
 
@@ -41,3 +41,13 @@ def recurse(n: int) -> int:
         return 0
     with worker_client() as client:
         return 1 + int(client.submit(recurse, n - 1, pure=False).result())
+
+
+def wait_for_next(i: int) -> bool:
+    """Leave the thread and wait for the next task of the same kind, which is sent before."""
+    event = Event("next")
+    if i:
+        event.set()
+    else:
+        secede()
+    return bool(event.wait(timeout=10))

@@ -11,7 +11,7 @@ import pytest
 from conftest import checked_client
 from distributed import Client
 from in_charge import feature, stealing_of
-from memory_tasks import double, recurse, take
+from memory_tasks import double, recurse, take, wait_for_next
 from virtual_runs import L
 from waiting import until
 
@@ -152,6 +152,12 @@ def test_tasks_that_leave_their_thread_give_the_memory_back_and_are_measured(cli
     client.run(lambda dask_worker: dask_worker.state.validate_state())
     (available,) = client.run(lambda dask_worker: dict(dask_worker.state.available_resources)).values()
     assert available == {RESOURCE: WHOLE, "GPU": 1}
+
+
+def test_a_task_that_leaves_its_thread_may_wait_for_one_that_was_sent_before(client: Client) -> None:
+    limit(client, "wait_for_next")
+    futures = client.map(wait_for_next, [0, 1], key="wait_for_next")
+    assert client.gather(futures) == [True, True]
 
 
 def test_the_users_own_resources_stay(client: Client) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from dask.utils import key_split
+from distributed.worker_state_machine import UnpauseEvent
 
 from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 
@@ -98,6 +99,12 @@ class WorkingSetsEnd(WorkerEnd):
             others = {name: one for name, one in ts.resource_restrictions.items() if name != RESOURCE}
             ts.resource_restrictions = others
             state.available_resources[RESOURCE] += amount
+            # The worker has looked for tasks that can start before this call.
+            self.worker.loop.add_callback(self._start_others)
+
+    def _start_others(self) -> None:
+        if self.worker.state.running:
+            self.worker.handle_stimulus(UnpauseEvent(stimulus_id="ferroflow-memory-released"))
 
     def _stop(self) -> int:
         nbytes = 0 if self._sampler is None else self._sampler.stop()
