@@ -71,6 +71,17 @@ def test_tasks_that_stock_gives_up_end(nbytes: int, fit: int) -> None:
     assert cluster.record.makespan_s <= 2 + 2 + 1 + math.ceil(24 / (2 * fit)) + 2
 
 
+@pytest.mark.parametrize("sizes", ["sssssbbssbsbsbbs", "sssssssssbbssbss", "ssssssbbsssbbssb", "sssssssbbsbsbsbs"])
+def test_large_tasks_end_though_small_ones_are_measured_first(sizes: str) -> None:
+    cluster = cluster_of(workers=1)
+    nbytes = {"s": 5, "b": 600}
+    cluster.submit({("big", i): VirtualTask(1.0, nbytes=1, working_nbytes=nbytes[size]) for i, size in enumerate(sizes)})
+    cluster.run()
+    cluster.check()
+    assert states(cluster) == {"memory"}
+    assert len(cluster.record.memory.deaths) <= 3
+
+
 def test_what_is_known_holds_for_the_next_graph() -> None:
     cluster = cluster_of()
     cluster.submit(tasks(8, 400))

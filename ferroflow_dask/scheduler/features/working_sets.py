@@ -43,6 +43,8 @@ _FULL = 0.8
 _DEATHS = 2
 #: A measured working set counts so many times: the next one may be larger.
 _MARGIN = 1.2
+#: After a death in spite of a measured limit, so many times as many tasks are measured before the next limit.
+_TIMES_MORE = 8
 
 
 class WorkingSets(Feature):
@@ -144,19 +146,40 @@ class WorkingSets(Feature):
 
 @dataclass(slots=True)
 class _Limit:
-    """Memory that each task of a prefix gets."""
+    """Memory that each task of a prefix gets.
+
+    Parameters
+    ----------
+    nbytes : int
+        The largest measured working set [B].
+    n_measured : int
+    n_needed : int
+        A task gets a whole worker until so many are measured.
+    """
 
     nbytes: int = 0
-    is_whole: bool = True
+    n_measured: int = 0
+    n_needed: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each task gets the whole memory of a worker."""
+        return self.n_measured < self.n_needed
 
     def measured(self, nbytes: int) -> None:
         """Record the memory of a task that ran alone [B]."""
         self.nbytes = max(self.nbytes, nbytes)
-        self.is_whole = False
+        self.n_measured += 1
+
+    def failed(self) -> None:
+        """Have more tasks measured: those that were measured take less than others."""
+        self.n_needed = _TIMES_MORE * max(self.n_needed, self.n_measured)
 
     def part_of(self, limit: int) -> int:
         """Return the part of a worker's memory that a task gets; `WHOLE` is all."""
-        return WHOLE if self.is_whole else min(WHOLE, math.ceil(WHOLE * _MARGIN * self.nbytes / limit))
+        part = math.ceil(WHOLE * _MARGIN * self.nbytes / limit)
+        # Only tasks that get a part are measured.
+        return WHOLE if self.is_whole else min(WHOLE, max(part, 1))
 
 
 @dataclass(slots=True)
@@ -174,5 +197,7 @@ class _Learned:
             return False
         limit = self.limited.setdefault(prefix, _Limit())
         keep(self.limited, prefix)
-        was_whole, limit.is_whole = limit.is_whole, True
+        was_whole = limit.is_whole
+        if not was_whole:
+            limit.failed()
         return n == _DEATHS or not was_whole
