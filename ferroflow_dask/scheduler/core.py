@@ -125,6 +125,8 @@ class Core:
     held_inputs: dict[Key, set[Key]] = field(default_factory=dict)
     #: Processing tasks that were sent before their inputs existed.
     sent_early: set[Key] = field(default_factory=set)
+    #: Addresses of workers that the plugin restarts: their tasks have not started, and are not blamed.
+    restarted: set[str] = field(default_factory=set)
     #: Names of the features that are installed.
     on: set[str] = field(default_factory=set)
     #: The ends of features on workers, by the feature's name.

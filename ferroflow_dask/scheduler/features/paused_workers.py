@@ -90,9 +90,7 @@ class PausedWorkers(Feature):
     def _restart(self) -> None:
         ws = min(self._candidates(), key=lambda one: one.nbytes, default=None)
         if ws is not None:
-            # Its tasks have not started.
-            for ts in ws.processing:
-                _distributed.lower_blame(self.core.scheduler, ts.key)
+            self.core.restarted.add(ws.address)
             options: dict[str, Any] = {"wait_for_workers": False, "on_error": "return"}
             restart = partial(
                 self.core.scheduler.restart_workers, [ws.address], **options, stimulus_id=_STIMULUS_ID

@@ -39,6 +39,7 @@ class Deaths:
     def __init__(self, core: Core, splitting: Splitting) -> None:
         self._scheduler = core.scheduler
         self._hooks = core.hooks
+        self._restarted = core.restarted
         self._bundles = splitting.bundles
         self._split = splitting.split
         #: Lowers the counts that Dask is about to raise for the death of a worker, by its address.
@@ -53,6 +54,9 @@ class Deaths:
 
         # Dask counts deaths before it calls any hook.
         async def remove_worker(address: str, **options: Any) -> Any:
+            if address in self._restarted:
+                self._restarted.discard(address)
+                options["expected"] = True
             if not options.get("expected"):
                 spare(address)
             return await stock(address, **options)
