@@ -67,6 +67,44 @@ def test_scattered_data_and_actors_are_not_lost() -> None:
 
 
 @pytest.mark.usefixtures("_is_hasty")
+@pytest.mark.parametrize("kind", ["computed from released data", "bound to the worker"])
+def test_results_that_cannot_be_computed_again_are_not_lost(kind: str) -> None:
+    with checked_client(1, processes=True, set_as_default=False) as client:
+        install(client)
+        (address,) = scheduler_of(client).workers
+        if kind == "bound to the worker":
+            result = client.submit(double, 2, workers=[address])
+        else:
+            result = client.submit(double, client.scatter(2))
+        assert result.result() == 4
+        is_bound = kind == "bound to the worker"
+        until(lambda: is_bound or scheduler_of(client).tasks[result.key].has_lost_dependencies)
+        pause_all(client)
+        future = client.submit(double, 4)
+        with pytest.warns(UserWarning, match="none can be restarted without a loss of data"):
+            until(lambda: feature(stealing_of(client), "paused_workers")._has_warned)
+        client.run(resume)
+        assert future.result() == 8
+        assert result.result() == 4
+
+
+@pytest.mark.usefixtures("_is_hasty")
+def test_no_task_is_blamed_for_a_restart() -> None:
+    with checked_client(1, processes=True, set_as_default=False) as client:
+        install(client)
+        running = client.submit(nap, 2.0)
+        # Each is a task group of its own, so that the worker gets all of them.
+        futures = [client.submit(double, i, key=f"double{i}-{i}") for i in range(6)]
+        (ws,) = scheduler_of(client).workers.values()
+        until(lambda: len(ws.processing) == 7)
+        pause_all(client)
+        assert running.result() == 2.0
+        assert client.gather(futures) == [2 * i for i in range(6)]
+        assert n_restarted(client) == 1
+        assert {ts.suspicious for ts in scheduler_of(client).tasks.values()} == {0}
+
+
+@pytest.mark.usefixtures("_is_hasty")
 def test_a_worker_whose_task_runs_is_left_alone() -> None:
     with checked_client(1, processes=True, set_as_default=False) as client:
         install(client)

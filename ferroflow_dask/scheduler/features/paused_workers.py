@@ -19,7 +19,7 @@ from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 
 if TYPE_CHECKING:
-    from distributed.scheduler import WorkerState
+    from distributed.scheduler import TaskState, WorkerState
 
 #: How long all workers have been paused before one is restarted [s]: Dask spills for some seconds.
 _PATIENCE_S = 30.0
@@ -103,17 +103,34 @@ class PausedWorkers(Feature):
                 self.core.scheduler,
                 f"ferroflow: all workers have been paused for {_PATIENCE_S:g} s while tasks wait; "
                 + (
-                    "none can be restarted without a loss of data"
+                    "none can be restarted without a loss of data or of tasks"
                     if ws is None
                     else f"worker {ws.name} is restarted, and its results are computed again"
                 ),
             )
 
     def _candidates(self) -> Iterator[WorkerState]:
-        """Yield workers with a nanny that have neither actors nor the only replica of scattered data."""
+        """Yield workers with a nanny that can be restarted without a loss.
+
+        They have no actors, no only replica that cannot be computed again, and no tasks that may run nowhere
+        else: a restarted worker has another address.
+        """
         for ws in self.core.scheduler.workers.values():
-            is_needed = ws.actors or any(
-                ts.run_spec is None and len(ts.who_has or ()) == 1 for ts in ws.has_what
-            )
-            if ws.nanny and not is_needed:
-                yield ws
+            if ws.nanny and not ws.actors and not any(map(_is_irreplaceable, ws.has_what)):
+                if not any(_is_bound_to(ws, ts) for ts in self.core.scheduler.tasks.values()):
+                    yield ws
+
+
+def _is_irreplaceable(ts: TaskState) -> bool:
+    """Return whether a result has one replica and cannot be computed again.
+
+    It is scattered data, or is computed from scattered data that the client has released.
+    """
+    return len(ts.who_has or ()) == 1 and (ts.run_spec is None or ts.has_lost_dependencies)
+
+
+def _is_bound_to(ws: WorkerState, ts: TaskState) -> bool:
+    """Return whether a task may run on a worker only, and has no result elsewhere."""
+    if ts.worker_restrictions != {ws.address} or ts.loose_restrictions:
+        return False
+    return not ts.who_has or ts.who_has == {ws}
