@@ -82,6 +82,17 @@ def test_large_tasks_end_though_small_ones_are_measured_first(sizes: str) -> Non
     assert len(cluster.record.memory.deaths) <= 3
 
 
+@pytest.mark.parametrize("n", [8, 16])
+def test_tasks_that_end_a_worker_beside_a_limited_one_are_limited_too(n: int) -> None:
+    cluster = cluster_of(workers=1, nthreads=2)
+    cluster.submit({**tasks(n, 850, "big"), **tasks(n, 850, "mid"), **tasks(n, 150, "small")})
+    cluster.run()
+    cluster.check()
+    assert states(cluster) == {"memory"}
+    assert set(limited(cluster)) == {"big", "mid", "small"}
+    assert len(cluster.record.memory.deaths) <= 6  # two for each
+
+
 def test_what_is_known_holds_for_the_next_graph() -> None:
     cluster = cluster_of()
     cluster.submit(tasks(8, 400))

@@ -32,6 +32,8 @@ from ferroflow_dask.scheduler.remote import Remote
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState, WorkerState
 
+    from ferroflow_dask.policy import TaskView
+
 logger = logging.getLogger("ferroflow_dask")
 
 #: Topic by which a nanny reports that it ends a worker for its memory.
@@ -121,9 +123,8 @@ class WorkingSets(Feature):
         if not (is_full or address in self._dying) or address not in self.core.view.workers:
             return
         self._n_deaths += 1
-        running = self.core.view.workers[address].queue[: ws.nthreads]
         # The tasks of a bundle run one by one after a death.
-        prefixes = {key_split(one.key) for one in running if one.has_started and not one.is_bundle}
+        prefixes = {key_split(one.key) for one in self._running(ws) if not one.is_bundle}
         for prefix in prefixes:
             if self._learned.died(prefix):
                 # Only single tasks are measured.
@@ -134,6 +135,21 @@ class WorkingSets(Feature):
                     prefix,
                     ws.name,
                 )
+
+    def _running(self, ws: WorkerState) -> list[TaskView]:
+        """Return the tasks that probably run on a worker.
+
+        The view does not know of limits: others run while tasks of a limited prefix wait for memory.
+        """
+        queue, free, running = self.core.view.workers[ws.address].queue, WHOLE, []
+        n_started = sum(one.has_started for one in queue[: ws.nthreads])
+        for task in queue:
+            limit = self._learned.limited.get(key_split(task.key))
+            needed = limit.part_of(ws.memory_limit) if limit is not None and ws.memory_limit else 0
+            if needed <= free and len(running) < n_started:
+                free -= needed
+                running.append(task)
+        return running
 
     def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
         """Add memory to the resources that a task needs; called only if a prefix is limited."""
