@@ -374,7 +374,7 @@ def _averages(
     )
 
 
-def keep(learned: OrderedDict[str, Any], name: str) -> None:
+def keep(learned: OrderedDict[Any, Any], name: object) -> None:
     """Note that a name was used last, and forget the one that was used longest ago if there are too many."""
     learned.move_to_end(name)
     if len(learned) > _KEPT:

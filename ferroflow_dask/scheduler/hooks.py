@@ -57,7 +57,7 @@ class Hooks:
         self.add_client: tuple[Callable[[str], None], ...] = of("add_client")
         self.remove_client: tuple[Callable[[str], None], ...] = of("remove_client")
         self.update_graph: tuple[Callable[[], None], ...] = of("update_graph")
-        self.worker_dies: tuple[Callable[[str], None], ...] = of("worker_dies")
+        self.worker_dies: tuple[Callable[[str], Collection[Key]], ...] = of("worker_dies")
         self.log_event: tuple[Callable[[str, dict[str, Any]], None], ...] = of("log_event")
         self.restart: tuple[Callable[[], None], ...] = of("restart")
         self.failed: tuple[Callable[[], None], ...] = of("failed")

@@ -71,11 +71,15 @@ def test_tasks_that_stock_gives_up_end(nbytes: int, fit: int) -> None:
     assert cluster.record.makespan_s <= 2 + 2 + 1 + math.ceil(24 / (2 * fit)) + 2
 
 
-@pytest.mark.parametrize("sizes", ["sssssbbssbsbsbbs", "sssssssssbbssbss", "ssssssbbsssbbssb", "sssssssbbsbsbsbs"])
+@pytest.mark.parametrize(
+    "sizes", ["sssssbbssbsbsbbs", "sssssssssbbssbss", "ssssssbbsssbbssb", "sssssssbbsbsbsbs"]
+)
 def test_large_tasks_end_though_small_ones_are_measured_first(sizes: str) -> None:
     cluster = cluster_of(workers=1)
     nbytes = {"s": 5, "b": 600}
-    cluster.submit({("big", i): VirtualTask(1.0, nbytes=1, working_nbytes=nbytes[size]) for i, size in enumerate(sizes)})
+    cluster.submit(
+        {("big", i): VirtualTask(1.0, nbytes=1, working_nbytes=nbytes[size]) for i, size in enumerate(sizes)}
+    )
     cluster.run()
     cluster.check()
     assert states(cluster) == {"memory"}
@@ -126,6 +130,18 @@ def test_a_task_that_fits_nowhere_is_given_up_as_in_stock() -> None:
     cluster.submit(tasks(4, 10, "small"))
     cluster.run()
     assert states(cluster) == {"erred", "memory"}
+
+
+@pytest.mark.parametrize("place", [0, 5, 12])
+def test_tasks_that_wait_for_memory_are_not_blamed(place: int) -> None:
+    cluster = cluster_of(workers=1)
+    graph = tasks(24, 300)
+    graph |= {("big", place): VirtualTask(1.0, nbytes=1, working_nbytes=2 * LIMIT)}
+    cluster.submit(graph)
+    cluster.run()
+    cluster.check()
+    erred = [ts.key for ts in cluster.scheduler.tasks.values() if ts.state == "erred"]
+    assert erred == [("big", place)]
 
 
 def test_a_worker_that_dies_for_another_reason_limits_nothing() -> None:

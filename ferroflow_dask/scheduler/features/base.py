@@ -92,8 +92,12 @@ class Feature:
     def remove_worker(self, address: str) -> None:
         """Handle a worker that left."""
 
-    def worker_dies(self, address: str) -> None:
-        """Handle a worker that is about to be removed, and was not asked to leave."""
+    def worker_dies(self, address: str) -> Collection[Key]:
+        """Handle a worker that is about to be removed, and was not asked to leave.
+
+        Return those of its tasks that are not blamed.
+        """
+        return ()
 
     def log_event(self, topic: str, msg: dict[str, Any]) -> None:
         """Handle an event that the scheduler, a worker or a nanny logs, if it is a dict."""

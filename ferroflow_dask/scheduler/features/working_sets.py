@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.scheduler.changes import Change
@@ -47,6 +48,8 @@ _DEATHS = 2
 _MARGIN = 1.2
 #: After a death in spite of a measured limit, so many times as many tasks are measured before the next limit.
 _TIMES_MORE = 8
+#: So many deaths are not blamed on a task that waited for memory, as far as the scheduler knows.
+_SPARED = 8
 
 
 class WorkingSets(Feature):
@@ -116,15 +119,16 @@ class WorkingSets(Feature):
             if limit is not None and isinstance(nbytes, int):
                 limit.measured(nbytes)
 
-    def worker_dies(self, address: str) -> None:
-        """Record the tasks that ran on a worker, if memory ended it."""
+    def worker_dies(self, address: str) -> Collection[Key]:
+        """Record the tasks that ran on a worker, if memory ended it; return those that waited for memory."""
         ws = self.core.scheduler.workers[address]
         is_full = ws.metrics.get("memory", 0) > _FULL * ws.memory_limit > 0
         if not (is_full or address in self._dying) or address not in self.core.view.workers:
-            return
+            return ()
         self._n_deaths += 1
+        running, waiting = self._divided(ws)
         # The tasks of a bundle run one by one after a death.
-        prefixes = {key_split(one.key) for one in self._running(ws) if not one.is_bundle}
+        prefixes = {key_split(one.key) for one in running if not one.is_bundle}
         for prefix in prefixes:
             if self._learned.died(prefix):
                 # Only single tasks are measured.
@@ -135,21 +139,26 @@ class WorkingSets(Feature):
                     prefix,
                     ws.name,
                 )
+        return [key for key in waiting if self._learned.spares(key)]
 
-    def _running(self, ws: WorkerState) -> list[TaskView]:
-        """Return the tasks that probably run on a worker.
+    def _divided(self, ws: WorkerState) -> tuple[list[TaskView], list[Key]]:
+        """Return the tasks that probably run on a worker, and those that wait for memory.
 
         The view does not know of limits: others run while tasks of a limited prefix wait for memory.
         """
-        queue, free, running = self.core.view.workers[ws.address].queue, WHOLE, []
+        queue, free = self.core.view.workers[ws.address].queue, WHOLE
         n_started = sum(one.has_started for one in queue[: ws.nthreads])
+        running: list[TaskView] = []
+        waiting: list[Key] = []
         for task in queue:
             limit = self._learned.limited.get(key_split(task.key))
             needed = limit.part_of(ws.memory_limit) if limit is not None and ws.memory_limit else 0
-            if needed <= free and len(running) < n_started:
+            if needed > free:
+                waiting.append(task.key)
+            elif len(running) < n_started:
                 free -= needed
                 running.append(task)
-        return running
+        return running, waiting
 
     def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
         """Add memory to the resources that a task needs; called only if a prefix is limited."""
@@ -200,10 +209,20 @@ class _Limit:
 
 @dataclass(slots=True)
 class _Learned:
-    """Deaths at which tasks of a prefix ran, and the prefixes that are limited; the oldest are forgotten."""
+    """Deaths at which tasks of a prefix ran, and the prefixes that are limited; the oldest are forgotten.
+
+    Tasks that waited for memory at deaths are counted, too.
+    """
 
     deaths: OrderedDict[str, int] = field(default_factory=OrderedDict)
     limited: OrderedDict[str, _Limit] = field(default_factory=OrderedDict)
+    spared: OrderedDict[Key, int] = field(default_factory=OrderedDict)
+
+    def spares(self, key: Key) -> bool:
+        """Return whether a task that seems to have waited is not blamed for a death: this may be wrong."""
+        self.spared[key] = n = self.spared.get(key, 0) + 1
+        keep(self.spared, key)
+        return n <= _SPARED
 
     def died(self, prefix: str) -> bool:
         """Record a death while a task of a prefix ran; return whether the prefix gets a whole worker now."""

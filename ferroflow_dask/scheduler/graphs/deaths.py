@@ -70,16 +70,17 @@ class Deaths:
         ws = self._scheduler.workers.get(address)
         if ws is None:
             return
-        for hook in self._hooks.worker_dies:
-            hook(address)
+        waited = {key for hook in self._hooks.worker_dies for key in hook(address)}
         processing = list(ws.processing)
         # What a worker has of Dask's own queue.
         is_usual = len(processing) <= ws.nthreads + 1
         self._to_split[address] = []
-        self._move_apart([ts for ts in processing if ts.key in self.suspects])
+        self._move_apart([ts for ts in processing if ts.key in self.suspects.keys() - waited])
         for ts in processing:
             if self._bundles.is_splittable(ts.key):
                 self._to_split[address].append(ts.key)
+            elif ts.key in waited:
+                pass
             # Dask queues no actors and no restricted tasks.
             elif is_usual or ts.key in self.suspects or ts.actor or _distributed.is_restricted(ts):
                 continue
