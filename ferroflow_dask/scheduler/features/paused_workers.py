@@ -115,10 +115,12 @@ class PausedWorkers(Feature):
         They have no actors, no only replica that cannot be computed again, and no tasks that may run nowhere
         else: a restarted worker has another address.
         """
+        tasks = self.core.scheduler.tasks.values()
         for ws in self.core.scheduler.workers.values():
-            if ws.nanny and not ws.actors and not any(map(_is_irreplaceable, ws.has_what)):
-                if not any(_is_bound_to(ws, ts) for ts in self.core.scheduler.tasks.values()):
-                    yield ws
+            if not ws.nanny or ws.actors or any(map(_is_irreplaceable, ws.has_what)):
+                continue
+            if not any(_is_bound_to(ws, ts) for ts in tasks):
+                yield ws
 
 
 def _is_irreplaceable(ts: TaskState) -> bool:
