@@ -44,6 +44,8 @@ class ClusterEvents:
         # It may not be ready yet.
         self._view.set_running(address, ws in self._scheduler.running, self._core.clock())
         self._task_views.workers_changed()
+        for remote in self._core.remotes.values():
+            remote.worker_joined(address)
         for hook in self._hooks.add_worker:
             hook(address)
         self._placement.handle(WorkerJoined(address))

@@ -168,6 +168,10 @@ class Remote(Change):
         self._is_applied = False
         #: Workers with an end, and the numbers of their plugins.
         self.supporting: dict[str, int] = {}
+        # Workers that open an end before they take tasks, and announce it later.
+        self._opening: set[str] = set()
+        # Whether a worker has shown that ends can be opened.
+        self._has_announced = False
         # After `undo`: workers that are not asked to close yet.
         self._unasked: dict[str, int] = {}
         # How many answers of each worker are to come, those to earlier installations included.
@@ -202,6 +206,7 @@ class Remote(Change):
                 {name: self._ignore[name] for name, one in self._receive.items() if handlers.get(name) == one}
             )
         self.supporting.clear()
+        self._opening.clear()
         if self._core.remotes.get(self._end.name) is self:
             del self._core.remotes[self._end.name]
         if self._plugin is not None:
@@ -227,18 +232,25 @@ class Remote(Change):
         if not (isinstance(address, str) and isinstance(number, int)):
             return
         if self._is_applied and address in self._scheduler.workers:
+            self._has_announced = True
+            self._opening.discard(address)
             self.supporting[address] = number
             self._joined(address)
 
     def left(self, address: str) -> None:
         """Forget a worker."""
         self.supporting.pop(address, None)
+        self._opening.discard(address)
         self._unanswered.pop(address, None)
 
-    @property
-    def is_on_new_workers(self) -> bool:
-        """Whether workers that join from now on open an end before they take tasks."""
-        return self._is_applied and getattr(self._plugin, "is_registered", True)
+    def worker_joined(self, address: str) -> None:
+        """Handle a worker that joins: Dask gives it the plugin before its first task."""
+        if self._is_applied and self._has_announced and getattr(self._plugin, "is_registered", True):
+            self._opening.add(address)
+
+    def has_end(self, address: str) -> bool:
+        """Return whether a worker has an end, or opens one before it takes tasks."""
+        return address in self.supporting or address in self._opening
 
     def may_send(self, address: str) -> bool:
         """Return whether a worker understands the messages of the feature."""

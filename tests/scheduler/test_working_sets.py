@@ -171,7 +171,7 @@ def test_real_workers_whose_tasks_do_not_fit_together() -> None:
 def client() -> Iterator[Client]:
     with checked_client(1, processes=False, set_as_default=False, nthreads=2, resources={"GPU": 1}) as client:
         install(client)
-        until(lambda: feature(stealing_of(client), "working_sets")._ready)
+        until(lambda: feature(stealing_of(client), "working_sets").remote.supporting)
         yield client
 
 

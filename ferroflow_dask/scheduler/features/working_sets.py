@@ -61,10 +61,7 @@ class WorkingSets(Feature):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.remote = Remote(core, WorkingSetsEnd, joined=self._announced)
-        # Workers with memory as a resource.
-        self._ready: set[str] = set()
-        self._has_announced = False
+        self.remote = Remote(core, WorkingSetsEnd)
         self._learned = _Learned()
         self.filtered = self._learned.limited
         # Workers that their nannies end.
@@ -93,21 +90,8 @@ class WorkingSets(Feature):
         n_limited = len(self._learned.limited)
         return {"limited_prefixes": ("prefixes whose tasks need memory as a resource", n_limited)}
 
-    def _announced(self, address: str) -> None:
-        self._has_announced = True
-        self._ready.add(address)
-
-    def add_worker(self, address: str) -> None:
-        """Rely on the end of a worker that joins: it is opened before the worker takes its first task.
-
-        Its announcement comes later. One of another worker shows that ends can be opened.
-        """
-        if self._has_announced and self.remote.is_on_new_workers:
-            self._ready.add(address)
-
     def remove_worker(self, address: str) -> None:
         """Forget a worker."""
-        self._ready.discard(address)
         self._dying.discard(address)
 
     def log_event(self, topic: str, msg: dict[str, Any]) -> None:
@@ -163,7 +147,7 @@ class WorkingSets(Feature):
     def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
         """Add memory to the resources that a task needs; called only if a prefix is limited."""
         limited = self._learned.limited.get(ts.prefix.name)
-        if limited is not None and ws.memory_limit and ws.address in self._ready:
+        if limited is not None and ws.memory_limit and self.remote.has_end(ws.address):
             amount = limited.part_of(ws.memory_limit)
             message["resource_restrictions"] = {**(ts.resource_restrictions or {}), RESOURCE: amount}
         return message
