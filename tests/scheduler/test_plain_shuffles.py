@@ -276,10 +276,7 @@ def joined_twice() -> Any:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "make", [joined_twice, lambda: rechunked().rechunk((4, 20))], ids=["frames", "arrays"]
-)
-def test_the_sizes_of_shuffles_behind_others_are_known_to_the_next_run(make: Callable[[], Any]) -> None:
+def test_the_sizes_of_shuffles_behind_others_are_known_to_the_next_run() -> None:
     async def test(on: Bundling, expected: list[Any]) -> None:
         learned, (feature,) = (
             on.stealing.core.learned,
@@ -287,7 +284,7 @@ def test_the_sizes_of_shuffles_behind_others_are_known_to_the_next_run(make: Cal
         )
         for n_left in (None, 0):
             on.forget_seen()
-            await assert_yield(on, [make()], expected)
+            await assert_yield(on, [joined_twice()], expected)
             await on.is_empty()
             assert not feature.pending()
             if n_left is None:
@@ -300,7 +297,19 @@ def test_the_sizes_of_shuffles_behind_others_are_known_to_the_next_run(make: Cal
             else:
                 assert not barriers(on)
 
-    on_cluster_with_stock_first([make()], test, without=("stages",))
+    on_cluster_with_stock_first([joined_twice()], test, without=("stages",))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("features_off", [(), ("stages",)], ids=["all features", "without stages"])
+def test_the_sizes_of_rechunks_behind_others_are_declared(features_off: tuple[str, ...]) -> None:
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        on.forget_seen()
+        await assert_yield(on, [rechunked().rechunk((4, 20))], expected)
+        assert not barriers(on)
+        assert not on.stealing.graphs.stages.counts["held"]
+
+    on_cluster_with_stock_first([rechunked().rechunk((4, 20))], test, without=features_off)
 
 
 def rows(n: int) -> Any:
