@@ -149,14 +149,22 @@ def append_row(path: str | os.PathLike[str], record: BenchRecord) -> None:
 def _mend(file: Any, path: str | os.PathLike[str]) -> None:
     """Make an open file end in a whole line."""
     file.seek(0)
-    content: bytes = file.read()
-    lines, torn = _split(content)
-    for name, line in (("1", lines[:1]), (" last line", lines[-1:])):
-        if line and not _is_beginning(line[0]):
-            _refuse_foreign(f"{path}:{name}")
-    file.truncate(len(content) - len(torn))
-    if lines and not torn and not content.endswith(b"\n"):
+    first = file.readline()
+    if first and not _is_beginning(first):
+        _refuse_foreign(f"{path}:1")
+    if not (size := file.seek(0, os.SEEK_END)):
+        return
+    file.seek(size - 1)
+    if file.read(1) == b"\n":  # as usual: the other rows are not read for each new one
+        return
+    file.seek(0)
+    lines, torn = _split(file.read())
+    if torn:
+        file.truncate(size - len(torn))
+    elif _is_beginning(lines[-1]):
         file.write(b"\n")
+    else:
+        _refuse_foreign(f"{path}: last line")
 
 
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
