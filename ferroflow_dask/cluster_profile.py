@@ -89,6 +89,11 @@ class ClusterProfile:
         """Threads of all workers."""
         return sum(self.threads)
 
+    @property
+    def all_memory_nbytes(self) -> int:
+        """Memory of all workers [B]; 0 if it is unknown."""
+        return self.memory_nbytes * len(self.threads)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers by name, as they are saved."""
         return {name: value for name, value in asdict(self).items() if name != "added_s"}

@@ -182,7 +182,7 @@ def _regions(work: Work, cluster: ClusterProfile, pack: Callable[..., list[list[
 def _longest_s(work: Work, cluster: ClusterProfile) -> float:
     """Return the longest duration of a bundle of siblings [s]; short if other graphs read or make much."""
     nbytes = sum(work.nbytes(i) for i in work.last) + work.outside_nbytes
-    most_nbytes = SHARED * cluster.memory_nbytes * len(cluster.threads) / (2 * cluster.n_threads)
+    most_nbytes = SHARED * cluster.all_memory_nbytes / (2 * cluster.n_threads)
     n_bundles = nbytes / most_nbytes if most_nbytes else 0.0
     if n_bundles < 1 or n_bundles * _WORTHWHILE > len(work.costs_s):
         return _LONGEST_S

@@ -233,7 +233,7 @@ class _MemoryLimit:
         self._n_threads = cluster.n_threads
         # Each thread of a worker runs a bundle.
         self._most_nbytes = MEMORY_SHARE * cluster.memory_nbytes / max(cluster.threads)
-        self._cluster_nbytes = cluster.memory_nbytes * len(cluster.threads)
+        self._cluster_nbytes = cluster.all_memory_nbytes
         most_nbytes = min(self._most_nbytes, SHARED * self._cluster_nbytes)
         self._is_limited = 0 < most_nbytes < memory.total_nbytes()
 

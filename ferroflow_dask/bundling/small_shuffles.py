@@ -30,6 +30,7 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
     """Replace the P2P shuffles of little data by plain tasks."""
     cluster = snapshot.cluster
     plain = shuffles.unfused(graph.tasks)
+    unfused = replace(graph, tasks=plain)
     measured: dict[str, float] = {}
 
     def choose(group: list[shuffles.Shuffle]) -> Choice:
@@ -37,7 +38,7 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> PlainShuffles:
         nbytes, is_unknown = 0.0, False
         for shuffle in group:
             sources = shuffle.sources(plain)
-            own_nbytes, is_final = _nbytes(sources, shuffle.id, snapshot, replace(graph, tasks=plain))
+            own_nbytes, is_final = _nbytes(sources, shuffle.id, snapshot, unfused)
             may_wait = "stages" in snapshot.features and not is_final
             is_unknown |= may_wait
             nbytes += 0.0 if may_wait and own_nbytes == inf else own_nbytes
@@ -94,7 +95,7 @@ def most_nbytes(cluster: ClusterProfile, n_pieces: int) -> float:
     n_pieces : int
         That outputs get.
     """
-    direct = _DIRECT_SHARE * cluster.memory_nbytes * len(cluster.threads)  # none if memory is unknown
+    direct = _DIRECT_SHARE * cluster.all_memory_nbytes  # none if memory is unknown
     return max(_most_gathered(cluster), direct if _may_be_direct(n_pieces) else 0.0)
 
 
