@@ -75,7 +75,7 @@ class Deaths:
         # What a worker has of Dask's own queue.
         is_usual = len(processing) <= ws.nthreads + 1
         self._to_split[address] = []
-        self._move_apart([ts for ts in processing if ts.key in self.suspects.keys() - waited])
+        self._move_apart([ts for ts in processing if ts.key in self.suspects and ts.key not in waited])
         for ts in processing:
             if self._bundles.is_splittable(ts.key):
                 self._to_split[address].append(ts.key)
