@@ -32,8 +32,8 @@ class RunRecord:
     granularity: str | None  # `whole`, `bundles` or `ops`; None without a cluster
     providers: Mapping[str, int]  # ops by the kernel provider that was to compute them
     in_session: bool  # whether one provider computed the whole graph in one session
-    #: What GPUs did, as `DeviceUsage` tells it: ops, batches and the ops in them, bytes that crossed to GPUs
-    #: and back, memory in use; None if there were none.
+    #: The fields of `DeviceUsage`: ops, batches and the ops in them, bytes that crossed to GPUs and back,
+    #: memory in use; None if there were no GPUs.
     device: Mapping[str, float] | None
     bytes_moved: int  # fetched by workers from each other [B]
     predicted_bytes: int | None  # what was expected of that [B]

@@ -170,7 +170,7 @@ class Side:
             self._process.join(_END_S)
 
     def _kill(self) -> None:
-        """Let the guard kill the process group, once."""
+        """Kill the process group by its guard; a second call does nothing."""
         assert self._guard.stdin is not None
         if not self._guard.stdin.closed:
             with suppress(BrokenPipeError):
