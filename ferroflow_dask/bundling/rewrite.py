@@ -137,11 +137,8 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     # Workers drop the results that only tasks of the sample read.
     kept = keys & graph.wanted
     kept |= {one for key, task in missing.items() if key not in keys for one in task.dependencies & keys}
-    if (
-        0
-        < _SAMPLE_SHARE * snapshot.cluster.all_memory_nbytes
-        < sum(graph.declared_nbytes.get(key, 0.0) for key in kept)
-    ):
+    most_nbytes = _SAMPLE_SHARE * snapshot.cluster.all_memory_nbytes
+    if 0 < most_nbytes < sum(graph.declared_nbytes.get(key, 0.0) for key in kept):
         return None
     chosen = {key: task for key, task in missing.items() if key in keys}
     return Plan(
