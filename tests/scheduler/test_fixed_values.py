@@ -29,10 +29,9 @@ from waiting import comes, wait_for
 from ferroflow_dask.scheduler.fixed_values import TYPES
 
 FOUR = (None,) * 4
-#: A bundle that would return an iterator is split, and its tasks run again: those files stay open.
-_files_stay_open = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+#: What tasks have opened. A bundle that would return an iterator is split, and its tasks run again: nothing
+#: reads, and closes, the files of the first time.
+_OPENED = list[Any]()
 
 
 class Stream:
@@ -46,8 +45,16 @@ def _fail() -> None:
     raise FileNotFoundError("only on the worker that has it")
 
 
+@pytest.fixture
+def _all_is_closed() -> Iterator[None]:
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
 def connection(i: int) -> sqlite3.Connection:
-    return sqlite3.connect(":memory:", check_same_thread=False)
+    _OPENED.append(opened := sqlite3.connect(":memory:", check_same_thread=False))
+    return opened
 
 
 def lock(i: int) -> Any:
@@ -59,7 +66,8 @@ def generator(i: int) -> Iterator[int]:
 
 
 def file(i: int) -> Any:
-    return tempfile.TemporaryFile()
+    _OPENED.append(opened := tempfile.TemporaryFile())  # noqa: SIM115 - the test closes it
+    return opened
 
 
 def locks(i: int) -> list[Any]:
@@ -155,7 +163,7 @@ async def in_bag(cluster: Cluster, make: Callable[[int], Any], n: int) -> list[A
     return await cluster.client.compute(values.map(name_of, indices))
 
 
-@_files_stay_open
+@pytest.mark.usefixtures("_all_is_closed")
 @pytest.mark.cluster
 @pytest.mark.parametrize("program", [mapped, delayed, in_bag])
 @pytest.mark.parametrize("make", [connection, lock, generator, file, locks])
@@ -174,7 +182,7 @@ def test_readers_of_fixed_values_end(
     on_cluster(test, resources=FOUR)
 
 
-@_files_stay_open
+@pytest.mark.usefixtures("_all_is_closed")
 @pytest.mark.cluster
 @runs_on(on_cluster, resources=FOUR)
 async def test_values_of_known_types_are_never_fetched(cluster: Cluster) -> None:
