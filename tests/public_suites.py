@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,43 +58,27 @@ def by_threads() -> int:
     return sum(dask.compute(*[delayed(abs)(n) for n in range(60)], scheduler="threads"))
 
 
-class _Plain:
-    """What a suite has by default."""
-
-    needs, memory_limit = (), ""
-    settings: Mapping[str, Any] = {}
-
-    def others(self, options: Options) -> Sequence[Other]:
-        """Return no runs of other schedulers."""
-        return ()
-
-
-class SmallSuite(_Plain):
-    """Programs that take milliseconds."""
-
-    name, source = "small", "written here"
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return two programs that run, and two that do not."""
-        common: dict[str, Any] = {"suite": self.name, "source": self.source}
-        anchors = {"threads": lambda _: by_threads()}
-        return [
-            Program(name="sums", run=sums, expected=by_threads, anchors=anchors, **common),
-            Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
-            Program(name="absent", run=prepared, skipped="it needs a moon", **common),
-            Program(name="night", run=skips_itself, **common),
-        ]
-
-    def others(self, options: Options) -> Sequence[Other]:
-        """Return a run of another scheduler."""
-        return [Other(program="sums", by="pool", way="as usual", seconds=0.5, workers=options.workers)]
+def _small(options: Options) -> Sequence[Program]:
+    """Return two programs that take milliseconds, and two that do not run."""
+    common: dict[str, Any] = {"suite": "small", "source": "written here"}
+    anchors = {"threads": lambda _: by_threads()}
+    return [
+        Program(name="sums", run=sums, expected=by_threads, anchors=anchors, **common),
+        Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
+        Program(name="absent", run=prepared, skipped="it needs a moon", **common),
+        Program(name="night", run=skips_itself, **common),
+    ]
 
 
-SUITE = SmallSuite()
+def _by_pool(options: Options) -> Sequence[Other]:
+    return [Other(program="sums", by="pool", way="as usual", seconds=0.5, workers=options.workers)]
 
 
-class ChosenSuite(_Plain):
-    """One program of a suite; the processes of sides need not collect it, which takes seconds.
+SUITE = Suite("small", "written here", _small, others=_by_pool)
+
+
+def chosen_suite(suite: Suite, options: Options, program: str | None = None) -> Suite:
+    """Return a suite of one program; the processes of sides need not collect it, which takes seconds.
 
     Parameters
     ----------
@@ -103,15 +87,13 @@ class ChosenSuite(_Plain):
     program : str, optional
         Its name; the first one that runs if left out.
     """
+    programs = [one for one in suite.programs(options) if not one.skipped]
+    chosen = cloudpickle.dumps(next(one for one in programs if program in (None, one.name)))
+    return Suite(suite.name, suite.source, partial(_only, chosen))
 
-    def __init__(self, suite: Suite, options: Options, program: str | None = None) -> None:
-        self.name, self.source = suite.name, suite.source
-        programs = [one for one in suite.programs(options) if not one.skipped]
-        self._program = cloudpickle.dumps(next(one for one in programs if program in (None, one.name)))
 
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the program."""
-        return [cloudpickle.loads(self._program)]
+def _only(program: bytes, options: Options) -> Sequence[Program]:
+    return [cloudpickle.loads(program)]
 
 
 class Pickled:
@@ -125,27 +107,29 @@ class Pickled:
         return cloudpickle.loads(self._function)()
 
 
-class LimitedSuite(_Plain):
-    """A program of two seconds that returns the memory limit of its workers, and if nannies enforce it.
+def limited_suite(limit: int) -> Suite:
+    """Return a suite of a program of two seconds, which may take a minute.
+
+    It returns the memory limit of its workers, and if nannies enforce it.
 
     Parameters
     ----------
     limit : int
         The expected limit [B].
     """
+    return Suite(
+        "limited",
+        "written here",
+        partial(_limited, limit),
+        memory_limit="256MiB",
+        settings={"distributed.worker.memory.terminate": False},
+    )
 
-    name, source = "limited", "written here"
-    memory_limit = "256MiB"
-    settings: Mapping[str, Any] = {"distributed.worker.memory.terminate": False}
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the program, which may take a minute."""
-        expected = partial(list, [self._limit, False])
-        common: dict[str, Any] = {"suite": self.name, "source": self.source}
-        return [Program(name="limits", run=limits, expected=expected, timeout_s=60, **common)]
+def _limited(limit: int, options: Options) -> Sequence[Program]:
+    expected = partial(list, [limit, False])
+    common: dict[str, Any] = {"suite": "limited", "source": "written here"}
+    return [Program(name="limits", run=limits, expected=expected, timeout_s=60, **common)]
 
 
 def limits(client: Client, clock: Clock) -> list[Any]:
@@ -160,14 +144,12 @@ def limits(client: Client, clock: Clock) -> list[Any]:
     return [limit, found]
 
 
-class EndlessSuite(_Plain):
-    """A program that does not end."""
+def _endless(options: Options) -> Sequence[Program]:
+    """Return a program that does not end."""
+    return [Program(suite="endless", name="sleep", source="written here", run=never_ends)]
 
-    name, source = "endless", "written here"
 
-    def programs(self, options: Options) -> Sequence[Program]:
-        """Return the program."""
-        return [Program(suite=self.name, name="sleep", source=self.source, run=never_ends)]
+ENDLESS = Suite("endless", "written here", _endless)
 
 
 def hold(moment: str, place: str) -> None:
@@ -186,9 +168,9 @@ def hold(moment: str, place: str) -> None:
             side.wait_until_ready()
         print("ready", flush=True)
     if moment == "run":
-        sides[0].run(EndlessSuite().programs(Options())[0], 0, 600)
+        sides[0].run(ENDLESS.programs(Options())[0], 0, 600)
     time.sleep(600)
 
 
 def _serve_endless(place: str, connection: Any) -> None:
-    serve(connection, [EndlessSuite()], Options(), Place(workers=2, is_separate=place == "separate"), None)
+    serve(connection, [ENDLESS], Options(), Place(workers=2, is_separate=place == "separate"), None)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from checkouts import COILED, TAPS, write_checkout
 from planted import FAULTS, STATUS
-from public_suites import ChosenSuite
+from public_suites import chosen_suite
 
 from ferroflow_dask.bench.public import get_suite
 from ferroflow_dask.bench.public.base import Options, Suite, missing
@@ -65,7 +65,7 @@ def made(
 )
 def test_a_fault_makes_a_side_broken(names: Sequence[str], options: Options) -> None:
     suites = [
-        ChosenSuite(suite, options, CHOSEN.get(suite.name))
+        chosen_suite(suite, options, CHOSEN.get(suite.name))
         for suite in map(get_suite, names)
         if suite.name in NEEDS_NOTHING or not missing(suite)
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from public_suites import SUITE, LimitedSuite
+from public_suites import SUITE, limited_suite
 
 from ferroflow_dask.bench.public import get_suite
 from ferroflow_dask.bench.public.base import Options, Suite, missing
@@ -120,7 +120,7 @@ def test_each_program_may_have_new_clusters_whose_first_runs_are_rows() -> None:
 )
 def test_a_suite_has_limits_of_its_own_unless_the_user_gives_them(place: Place, limit: int) -> None:
     rules = replace(RULES, place=place, rounds=1, timeout_s=1, sides={"dask": None})
-    assert [row.status for row in made(LimitedSuite(limit), rules)] == [OK]
+    assert [row.status for row in made(limited_suite(limit), rules)] == [OK]
 
 
 @pytest.mark.parametrize("name", ["tasks", "shapes", "workflows", "tpch"])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from distributed import Client
 from planted import FAULTS
-from public_suites import SUITE, ChosenSuite, Pickled
+from public_suites import SUITE, Pickled, chosen_suite
 
-from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.bench.public.host import Place, plugin
 from ferroflow_dask.bench.public.jobs import Jobs
 from ferroflow_dask.bench.public.policies import Settings, names, sides_of
@@ -48,7 +48,7 @@ def test_sides_are_stock_dask_the_plugin_or_settings_of_it() -> None:
         sides_of(["greedy"])
 
 
-def in_charge() -> ChosenSuite:
+def in_charge() -> Suite:
     """Return a suite of one program, whose answer is the policy in charge and the features that are off."""
 
     def run(client: Client, clock: Clock) -> Any:
@@ -61,13 +61,10 @@ def in_charge() -> ChosenSuite:
         with clock:
             return client.run_on_scheduler(seen)
 
-    class Charge:
-        name, source, needs = "charge", "written here", ()
+    def programs(options: Options) -> list[Program]:
+        return [Program(suite="charge", name="charge", source="written here", run=run)]
 
-        def programs(self, options: Options) -> list[Program]:
-            return [Program(suite=self.name, name="charge", source=self.source, run=run)]
-
-    return ChosenSuite(Charge(), OPTIONS)
+    return chosen_suite(Suite("charge", "written here", programs), OPTIONS)
 
 
 OF_BUNDLES = {"bundles", "plain_shuffles", "samples", "sharing", "stages"}
@@ -118,7 +115,7 @@ def jobs(folder: Path, problem: str = "") -> Jobs:
 @pytest.mark.cluster
 def test_each_side_has_jobs_of_its_own_which_end_with_it(tmp_path: Path) -> None:
     rules = Rules(Place(1), rounds=1, is_new_for_each=False, jobs=jobs(tmp_path))
-    suite = ChosenSuite(SUITE, OPTIONS, "prepared")
+    suite = chosen_suite(SUITE, OPTIONS, "prepared")
     n_clusters = []
     rows = list(
         run_suites([suite], OPTIONS, rules, on_step=lambda _: n_clusters.append(len(os.listdir(tmp_path))))
@@ -131,7 +128,7 @@ def test_each_side_has_jobs_of_its_own_which_end_with_it(tmp_path: Path) -> None
 
 @pytest.mark.cluster
 def test_jobs_of_a_side_that_hangs_are_cancelled(tmp_path: Path) -> None:
-    suite = ChosenSuite(SUITE, OPTIONS, "sums")
+    suite = chosen_suite(SUITE, OPTIONS, "sums")
     (program,) = suite.programs(OPTIONS)
     rules = Rules(Place(1), timeout_s=0.5, sides={"a hang": FAULTS["a hang"]}, jobs=jobs(tmp_path))
     with Sides([suite], OPTIONS, rules) as shared:

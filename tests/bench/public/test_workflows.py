@@ -70,6 +70,7 @@ def _small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workflows, "RECIPES", ("montage", "rnaseq"))
         patch.setattr(workflows, "SIZES", (100,))
+        patch.setattr(workflows, "OWN", ("montage-100", "rnaseq-100"))
         patch.setattr(workflows, "SIMULATED_TASKS", 100)
         patch.setattr(workflows, "SIMULATED_WORKERS", (16,))
         patch.setattr(workflows, "BOUND_S", 0.1)
