@@ -199,7 +199,7 @@ def small_tasks(is_full: bool) -> Sequence[SmallTasks]:
         SmallTasks("one-by-one", 100, _one_by_one, lambda n: n * (n - 1) // 2),
         SmallTasks("tree", 1_023, _tree, lambda n: n * (n + 1) // 2),
         *(SmallTasks("sleep", n, _sleep, _numbers) for n in ((100, 1_000, 10_000) if is_full else (1_000,))),
-        SmallTasks("empty", 10_000, _empty, _numbers, _empty_in_batches),
+        SmallTasks("empty", 10_000 if is_full else 1_000, _empty, _numbers, _empty_in_batches),
         SmallTasks(
             "readers",
             1_000 if is_full else 100,

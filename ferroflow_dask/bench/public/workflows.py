@@ -54,8 +54,9 @@ RECIPES = (
 #: Tasks of the smallest graphs from which WfCommons makes these recipes, where it refuses fewer.
 LEAST = {"bwa": 106, "seismology": 103}
 SIZES, FULL_SIZES = (100,), (100, 1_000, 10_000)
-#: Sizes of WfCommons' own programs, in which a task takes `SLEEP_S`.
-OWN_SIZES, OWN_FULL_SIZES = (100,), (100, 1_000)
+#: WfCommons' own programs, in which a task takes `SLEEP_S`. One is enough for a quick look: each run starts an
+#: interpreter.
+OWN, FULL_OWN = ("blast-100",), tuple(f"{recipe}-{n}" for n in (100, 1_000) for recipe in RECIPES)
 SEED = 1
 
 #: Commit 51bd62c: before, Dask programs passed ids of parents, which are no futures, and had no edges.
@@ -309,11 +310,10 @@ def programs(options: Options) -> Sequence[Program]:
         found.append(program(name=name, run=run, sizes=size, expected=expected))
     why = "" if which("wfbench", path=_path()) else "wfbench, a program of WfCommons, is not on the PATH"
     program = partial(program, skipped=why)
-    for n in OWN_FULL_SIZES if options.is_full else OWN_SIZES:
-        for name in (f"{recipe}-{n}" for recipe in RECIPES):
-            run, expected_of = partial(run_own, name), partial(expected_own, folder / f"{name}.json")
-            own = f"{name}-translated"
-            found.append(program(name=own, run=run, sizes=sizes[name], expected=expected_of))
+    for name in FULL_OWN if options.is_full else OWN:
+        run, expected_of = partial(run_own, name), partial(expected_own, folder / f"{name}.json")
+        own = f"{name}-translated"
+        found.append(program(name=own, run=run, sizes=sizes[name], expected=expected_of))
     return found
 
 
