@@ -1,9 +1,10 @@
 """Peers of Dask: other libraries run the programs of `tasks`, each in processes of its own.
 
-`python -m ferroflow_dask.bench.public.peers PEER PROGRAM …` runs a program and prints a line of JSON. Ray and
-Parsl leave processes behind when they are killed, and put some into process groups of their own. All of them
-stay in the session of that command, by which they are counted and ended. The command ends its session itself
-once its standard input ends, so that no process is left if the caller is killed.
+`python -m ferroflow_dask.bench.public.peers PEER PROGRAM …` starts a peer, runs programs one after another
+and prints a line of JSON for each. Ray and Parsl leave processes behind when they are killed, and put some
+into process groups of their own. All of them stay in the session of that command, by which they are counted
+and ended. The command ends its session itself once its standard input ends, so that no process is left if the
+caller is killed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,12 @@ from ferroflow_dask.bench.public.tasks import Api, SmallTasks, nap, small_tasks
 
 OK = "ok"
 USUAL, ADVISED = "as usual", "as advised"
-#: Duration after which a program counts as hung [s].
+#: Duration after which a program counts as hung; several have as much together [s].
 _TIMEOUT_S = 900.0
 #: First characters of the line of JSON.
 _MARK = '{"seconds":'
+#: Measures of each round.
+_MEDIANS = ("seconds", "cpu_s")
 #: Sleep of the tasks that start and warm the workers, before the clock starts [s].
 _WARM_S = 0.2
 #: How often it is seen whether a session has ended [s].
@@ -46,7 +50,7 @@ _PREFETCH = 20
 
 
 class Peer(Api):
-    """A library that is compared; each is started, used and stopped in a process of its own."""
+    """A library that is compared; it is started, used and stopped in a process of its own."""
 
     package = ""
     #: Programs that it can run, by the first part of their name; all if empty.
@@ -192,21 +196,24 @@ def digest(answer: Any) -> str:
     return hashlib.sha256(repr(answer).encode()).hexdigest()
 
 
-def _run(peer: Peer, program: SmallTasks, n_workers: int, is_advised: bool, rounds: int) -> dict[str, Any]:
+def _run(
+    peer: Peer, programs: Sequence[SmallTasks], n_workers: int, is_advised: bool, rounds: int
+) -> Iterator[dict[str, Any]]:
     is_other = is_advised and not peer.advises_settings
-    seconds, cpu_s, answer = [], [], None
     peer.start(n_workers, is_advised)
     if not peer.kinds:
         peer.results(peer.map(nap, range(2 * n_workers), [_WARM_S] * (2 * n_workers)))
-    for _ in range(rounds):
-        before = _cpu_seconds()
-        with Clock() as clock:
-            answer, futures = program.way(is_other)(peer, program.n)
-        cpu_s.append(_cpu_seconds() - before)
-        seconds.append(clock.seconds)
-        if len(seconds) < rounds:
-            peer.results(futures)  # so that no task is left for the next round
-    return {"seconds": seconds, "cpu_s": cpu_s, "digest": answer if answer is None else digest(answer)}
+    futures: Any = ()
+    for program in programs:
+        seconds, cpu_s, answer = [], [], None
+        for _ in range(rounds):
+            peer.results(futures)  # so that no task is left of the round before
+            before = _cpu_seconds()
+            with Clock() as clock:
+                answer, futures = program.way(is_other)(peer, program.n)
+            cpu_s.append(_cpu_seconds() - before)
+            seconds.append(clock.seconds)
+        yield {"seconds": seconds, "cpu_s": cpu_s, "digest": answer if answer is None else digest(answer)}
 
 
 def _end_with_caller() -> None:
@@ -219,11 +226,11 @@ def _end_with_caller() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a program under a peer and print a line of JSON."""
+    """Run programs under a peer and print a line of JSON for each."""
     programs = {program.name: program for is_full in (True, False) for program in small_tasks(is_full)}
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("peer", choices=PEERS)
-    parser.add_argument("program", choices=programs)
+    parser.add_argument("program", choices=programs, nargs="+")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--advised", action="store_true")
@@ -231,8 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if is_leader := os.getsid(0) == os.getpid():
         _end_with_caller()
     peer = PEERS[given.peer]()
-    result = _run(peer, programs[given.program], given.workers, given.advised, given.rounds)
-    print(json.dumps(result), flush=True)
+    chosen = [programs[name] for name in given.program]
+    for result in _run(peer, chosen, given.workers, given.advised, given.rounds):
+        print(json.dumps(result), flush=True)
     if is_leader:
         # Nothing more is measured, and Parsl's own way waits for all tasks that are left.
         end_session(os.getsid(0))
@@ -255,31 +263,44 @@ def peer_rows(options: Options) -> Iterator[Other]:
     """
     for name, peer in PEERS.items():
         if not peer.package or find_spec(peer.package):
-            for program in small_tasks(options.is_full):
-                if not peer.kinds or program.kind in peer.kinds:
-                    yield run_peer(name, program, False, options)
-                    if options.is_full and program.kind in peer.advised:
-                        yield run_peer(name, program, True, options)
+            programs = small_tasks(options.is_full)
+            programs = [one for one in programs if not peer.kinds or one.kind in peer.kinds]
+            yield from run_peer(name, programs, False, options)
+            if options.is_full:
+                advised = [program for program in programs if program.kind in peer.advised]
+                yield from run_peer(name, advised, True, options)
 
 
-def run_peer(name: str, program: SmallTasks, is_advised: bool, options: Options) -> Other:
-    """Return medians of a program under a peer, in a session of its own, of which no process is left."""
-    command = [sys.executable, "-m", __name__, name, program.name, "--workers", str(options.workers)]
-    command += ["--rounds", "3" if options.is_full else "1", *["--advised"] * is_advised]
-    found, status = _output(command)
-    if found:
-        is_right = found["digest"] in (None, digest(program.expected(program.n)))
-        status = OK if is_right else "wrong answer"
-    seconds, cpu_s = (statistics.median(found[key]) if status == OK else 0.0 for key in ("seconds", "cpu_s"))
-    way, n = ADVISED if is_advised else USUAL, options.workers
-    return Other(
-        program=program.name, by=name, way=way, seconds=seconds, cpu_s=cpu_s, workers=n, status=status
-    )
+def run_peer(
+    name: str, programs: Sequence[SmallTasks], is_advised: bool, options: Options
+) -> Iterator[Other]:
+    """Yield medians of programs under a peer, in a session of its own, of which no process is left.
+
+    A program that fails ends the session; those after it have another one.
+    """
+    left = list(programs)
+    while left:
+        command = [sys.executable, "-m", __name__, name, *(program.name for program in left)]
+        command += ["--workers", str(options.workers), "--rounds", "3" if options.is_full else "1"]
+        found, failure = _output([*command, *["--advised"] * is_advised], _TIMEOUT_S * len(left))
+        ended, left = left[: len(found) + 1], left[len(found) + 1 :]
+        for program, one in zip_longest(ended, found):
+            status = _status(program, one) if one else failure
+            seconds, cpu_s = (statistics.median(one[key]) if status == OK else 0.0 for key in _MEDIANS)
+            common: dict[str, Any] = {"by": name, "way": ADVISED if is_advised else USUAL, "status": status}
+            workers = options.workers
+            yield Other(program=program.name, seconds=seconds, cpu_s=cpu_s, workers=workers, **common)
 
 
-def _output(command: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the line of JSON of a command in a session of its own, or an empty mapping and the reason."""
+def _status(program: SmallTasks, found: Mapping[str, Any]) -> str:
+    is_right = found["digest"] in (None, digest(program.expected(program.n)))
+    return OK if is_right else "wrong answer"
+
+
+def _output(command: Sequence[str], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+    """Return the lines of JSON of a command in a session of its own, and why it did not print more."""
     reader, writer = os.pipe()
+    failure = ""
     with tempfile.TemporaryDirectory(prefix="ff-", ignore_cleanup_errors=True) as folder:
         # Not pipes: a process that is left behind would keep them open.
         output, errors = (Path(folder, name) for name in ("output", "errors"))
@@ -289,17 +310,16 @@ def _output(command: Sequence[str]) -> tuple[dict[str, Any], str]:
             )
         os.close(reader)
         try:
-            process.wait(_TIMEOUT_S)
+            process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return {}, f"no answer within {_TIMEOUT_S:g} s"
+            failure = f"no answer within {timeout_s:g} s"
         finally:
             end_session(process.pid)
             process.wait()
             os.close(writer)
-        for line in reversed(output.read_text().splitlines()):
-            if line.startswith(_MARK):
-                return json.loads(line), ""
-        return {}, f"failed: {(errors.read_text().strip() or 'no output').splitlines()[-1]:.100}"
+        found = [json.loads(line) for line in output.read_text().splitlines() if line.startswith(_MARK)]
+        failure = failure or f"failed: {(errors.read_text().strip() or 'no output').splitlines()[-1]:.100}"
+    return found, failure
 
 
 def end_session(session: int) -> None:
