@@ -125,7 +125,7 @@ def _cluster(place: Place) -> Iterator[Client]:
                 n_workers=place.workers,
                 threads_per_worker=place.threads,
                 memory_limit=place.memory_limit,
-                silence_logs=logging.ERROR,
+                silence_logs=logging.CRITICAL,  # workers that end may log that the scheduler has left
                 dashboard_address="127.0.0.1:0",  # the usual port has one dashboard, and three sides need one
             )
             client = stack.enter_context(Client(stack.enter_context(cluster)))

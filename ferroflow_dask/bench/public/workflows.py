@@ -54,8 +54,8 @@ RECIPES = (
 #: Tasks of the smallest graphs from which WfCommons makes these recipes, where it refuses fewer.
 LEAST = {"bwa": 106, "seismology": 103}
 SIZES, FULL_SIZES = (100,), (100, 1_000, 10_000)
-#: WfCommons' own programs, in which a task takes `SLEEP_S`. One is enough for a quick look: each run starts an
-#: interpreter.
+#: WfCommons' own programs, in which a task takes `SLEEP_S`. One is enough for a quick look, as each run
+#: starts an interpreter.
 OWN, FULL_OWN = ("blast-100",), tuple(f"{recipe}-{n}" for n in (100, 1_000) for recipe in RECIPES)
 SEED = 1
 
