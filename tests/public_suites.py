@@ -168,7 +168,7 @@ def hold(moment: str, place: str) -> None:
             side.wait_until_ready()
         print("ready", flush=True)
     if moment == "run":
-        sides[0].run(ENDLESS.programs(Options())[0], 0, 600)
+        sides[0].run(("endless", "sleep", 0), 600)
     time.sleep(600)
 
 

@@ -200,15 +200,24 @@ def plugin(client: Client) -> None:
     install(client)
 
 
-def time_anchor(suite: Suite, options: Options, program: str, name: str, connection: Connection) -> None:
-    """Run an anchor of a program and send the outcome."""
+def serve_anchors(suite: Suite, options: Options, connection: Connection) -> None:
+    """Run anchors of programs until the runner closes the connection."""
     os.setpgid(0, 0)
-    chosen = next(one for one in suite.programs(options) if one.name == program)
+    programs = {one.name: one for one in suite.programs(options)}
+    connection.send("ready")
+    while (request := connection.recv()) is not None:
+        program, name = request
+        connection.send(_run_anchor(programs[program].anchors[name]))
+
+
+def _run_anchor(anchor: Callable[[Clock], Any]) -> Outcome:
     try:
+        gc.collect()
         PEAK.reset()
+        before_s = sum(os.times()[:4])
         with Clock() as clock:
-            answer = chosen.anchors[name](clock)
-        seen = {"client_cpu_s": sum(os.times()[:4]), "peak_client_memory": PEAK.read() or None}
-        connection.send(Outcome(clock.seconds, seen, OK, cloudpickle.dumps(answer)))
+            answer = anchor(clock)
+        seen = {"client_cpu_s": sum(os.times()[:4]) - before_s, "peak_client_memory": PEAK.read() or None}
+        return Outcome(clock.seconds, seen, OK, cloudpickle.dumps(answer))
     except Exception as error:  # noqa: BLE001 -- it is the status
-        connection.send(Outcome(0.0, {}, error_line(error)))
+        return Outcome(0.0, {}, error_line(error))

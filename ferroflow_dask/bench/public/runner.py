@@ -20,7 +20,7 @@ from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.public.base import SKIPPED, Options, Program, Suite, programs_of
 from ferroflow_dask.bench.public.host import AUTO, Outcome, Place
 from ferroflow_dask.bench.public.policies import STOCK
-from ferroflow_dask.bench.public.sides import FEWER, LONG_S, Rules, Sides, run_anchor
+from ferroflow_dask.bench.public.sides import FEWER, LONG_S, Anchors, Rules, Sides
 from ferroflow_dask.bench.schema import OK, BenchRecord, identity_of, written
 
 
@@ -50,6 +50,7 @@ def run_suites(
         own = replace(rules, place=_place_of(suite, rules.place))
         with ExitStack() as stack:
             sides: Sides | None = None
+            anchors = stack.enter_context(Anchors(suite, options, own.timeout_s))
             for program in programs_of(suite, options):
                 runs = Runs(program, own, invocation, done)
                 if program.skipped:
@@ -64,7 +65,7 @@ def run_suites(
                 yield from runs.make(sides, step)
                 for name in program.anchors:
                     step(f"{suite.name} {program.name} · {name}")
-                    yield from runs.anchor(name, suite, options)
+                    yield from runs.anchor(name, anchors, options)
         if not options.only:
             yield from _others(suite, options, own, invocation, done)
 
@@ -120,11 +121,11 @@ class Runs:
         if self._is_left(STOCK, 0):
             yield self.row(STOCK, 0, Outcome(0.0, {}, f"{SKIPPED}{self._program.skipped}"))
 
-    def anchor(self, name: str, suite: Suite, options: Options) -> Iterator[BenchRecord]:
+    def anchor(self, name: str, anchors: Anchors, options: Options) -> Iterator[BenchRecord]:
         """Yield the rows of the same computation by other means, without a cluster."""
         for n in range(min(self._rules.rounds, FEWER) if options.is_full else 1):
             if self._is_left(name, n):
-                outcome = run_anchor(suite, options, self._program, name, self._rules.timeout_s)
+                outcome = anchors.run(self._program, name)
                 yield self.row(name, n, self._judged(name, outcome, 0))
 
     def _order(self, n: int) -> list[str]:

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from ferroflow_dask.bench.public.base import Options, Program, Suite
-from ferroflow_dask.bench.public.host import Outcome, Place, plugin, serve, time_anchor
+from ferroflow_dask.bench.public.host import Outcome, Place, plugin, serve, serve_anchors
 from ferroflow_dask.bench.public.jobs import Jobs, serve_on_jobs
 from ferroflow_dask.bench.public.policies import AGAIN, OURS, STOCK, Settings, SideOf, sides_of
 from ferroflow_dask.bench.public.probe import cpu_seconds
@@ -114,11 +114,11 @@ class Side:
         assert self._process.pid is not None
         return self._process.pid
 
-    def run(self, program: Program, seed: int, timeout_s: float) -> Outcome:
+    def run(self, request: tuple[str | int, ...], timeout_s: float) -> Outcome:
         """Run a program in this side's turn; a side that hangs or dies is ended."""
         self._signal(signal.SIGCONT)
         self._waits = False
-        self._connection.send((program.suite, program.name, seed))
+        self._connection.send(request)
         outcome: Outcome = self.answer(timeout_s)
         if outcome.is_clean:
             self._waits = True
@@ -218,7 +218,8 @@ class Sides:
             self._begin([name])
         side, others = self._sides[name], [one for one in self._sides.values() if one.name != name]
         before = sum(cpu_seconds(other.group) for other in others)
-        outcome = side.run(program, seed, max(self._rules.timeout_s, program.timeout_s))
+        request = (program.suite, program.name, seed)
+        outcome = side.run(request, max(self._rules.timeout_s, program.timeout_s))
         others_s = sum(cpu_seconds(other.group) for other in others) - before
         if not outcome.is_clean:
             del self._sides[name]
@@ -236,11 +237,27 @@ def _serve(suites: Sequence[Suite], options: Options, rules: Rules, name: str, c
         serve_on_jobs(connection, suites, options, rules.jobs, side)
 
 
-def run_anchor(suite: Suite, options: Options, program: Program, name: str, timeout_s: float) -> Outcome:
-    """Run a computation without a cluster, in a process of its own."""
-    side = Side(name, partial(time_anchor, suite, options, program.name, name))
-    try:
-        outcome: Outcome = side.answer(timeout_s)
-    finally:
-        side.end(is_hung=True)
-    return outcome
+class Anchors:
+    """A process that runs computations of a suite without a cluster; after a failure it is another one."""
+
+    def __init__(self, suite: Suite, options: Options, timeout_s: float) -> None:
+        self._start = partial(serve_anchors, suite, options)
+        self._timeout_s = timeout_s
+        self._side: Side | None = None
+
+    def __enter__(self) -> Anchors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._side is not None:
+            self._side.end()
+
+    def run(self, program: Program, name: str) -> Outcome:
+        """Run an anchor of a program."""
+        if self._side is None:
+            self._side = Side("anchors", self._start)
+            self._side.wait_until_ready()
+        outcome = self._side.run((program.name, name), self._timeout_s)
+        if not outcome.is_clean:  # it was ended
+            self._side = None
+        return outcome
