@@ -153,14 +153,20 @@ class StealingPolicy(Policy):
         workers = view.workers
         if task.allowed is not None:
             return [workers[key] for key in task.allowed if key in workers]
-        least_loaded = view.least_loaded_for(task)
         if not task.held:
-            return least_loaded
+            return view.least_loaded_for(task)
         candidates = [workers[key] for key in task.held if key in workers]
+        if view.n_queued and task.is_movable and not task.costs_s:
+            # A free thread gets a queued task at once, so a task gains nothing by moving there. Once the
+            # queue is empty, idle workers steal.
+            n_most = view.n_queued / view.n_threads
+            for worker in candidates:
+                if worker.is_running and len(worker.queue) <= n_most * worker.nthreads:
+                    return candidates
         # A guessed duration is no reason to move data: until the first task of a prefix has finished, holders
         # of inputs keep the tasks that could not start at once elsewhere.
         may_wait = not (task.is_guess and candidates)
-        for worker in least_loaded:
+        for worker in view.least_loaded_for(task):
             if (may_wait or worker.has_free_thread) and worker not in candidates:
                 candidates.append(worker)
         return candidates

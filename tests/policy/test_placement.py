@@ -39,6 +39,32 @@ def test_data_go_to_a_busy_worker_if_that_gains_a_task(change: dict[str, Any], c
     assert cluster.ready([cluster.task("after", 1.0, **held)]) == ["w1"]
 
 
+@pytest.mark.parametrize(
+    ("n_queued", "change", "chosen"),
+    [
+        pytest.param(8, {}, "w0", id="two queued tasks for each thread"),
+        pytest.param(4, {}, "w1", id="fewer than wait with the data"),
+        pytest.param(0, {}, "w1", id="no queue"),
+        pytest.param(8, {"is_movable": False}, "w1", id="a task that cannot be stolen"),
+    ],
+)
+def test_a_task_waits_with_its_data_while_the_queue_keeps_the_others_busy(
+    n_queued: int, change: dict[str, Any], chosen: str
+) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i) for i in range(2)))
+    cluster.view.n_queued = n_queued
+    held = {"held": {"w0": 10**6}, "input_bytes": 10**6, "has_cost": True, **change}  # .01 s of transfer
+    assert cluster.ready([cluster.task("next", **held)]) == [chosen]
+
+
+def test_a_paused_holder_keeps_no_task_though_tasks_are_queued() -> None:
+    cluster = ferroflow()
+    cluster.view.set_running("w0", False, cluster.now)
+    cluster.view.n_queued = 8
+    assert cluster.ready([cluster.task("next", held={"w0": 10**6}, input_bytes=10**6)]) == ["w1"]
+
+
 def test_what_is_on_its_way_to_a_worker_comes_before_what_is_sent_next() -> None:
     cluster = ferroflow()
     cluster.put("w0", cluster.task("long", 2.0))
