@@ -156,7 +156,7 @@ class StealingPolicy(Policy):
         if not task.held:
             return view.least_loaded_for(task)
         candidates = [workers[key] for key in task.held if key in workers]
-        if view.n_queued and task.is_movable and not task.costs_s:
+        if view.n_queued and not task.costs_s:
             # A free thread gets a queued task at once, so a task gains nothing by moving there. Once the
             # queue is empty, idle workers steal.
             n_most = view.n_queued / view.n_threads

@@ -40,21 +40,18 @@ def test_data_go_to_a_busy_worker_if_that_gains_a_task(change: dict[str, Any], c
 
 
 @pytest.mark.parametrize(
-    ("n_queued", "change", "chosen"),
+    ("n_queued", "chosen"),
     [
-        pytest.param(8, {}, "w0", id="two queued tasks for each thread"),
-        pytest.param(4, {}, "w1", id="fewer than wait with the data"),
-        pytest.param(0, {}, "w1", id="no queue"),
-        pytest.param(8, {"is_movable": False}, "w1", id="a task that cannot be stolen"),
+        pytest.param(8, "w0", id="two queued tasks for each thread"),
+        pytest.param(4, "w1", id="fewer than wait with the data"),
+        pytest.param(0, "w1", id="no queue"),
     ],
 )
-def test_a_task_waits_with_its_data_while_the_queue_keeps_the_others_busy(
-    n_queued: int, change: dict[str, Any], chosen: str
-) -> None:
+def test_a_task_waits_with_its_data_while_the_queue_keeps_the_others_busy(n_queued: int, chosen: str) -> None:
     cluster = ferroflow()
     cluster.put("w0", *(cluster.task(i) for i in range(2)))
     cluster.view.n_queued = n_queued
-    held = {"held": {"w0": 10**6}, "input_bytes": 10**6, "has_cost": True, **change}  # .01 s of transfer
+    held = {"held": {"w0": 10**6}, "input_bytes": 10**6, "has_cost": True}  # .01 s of transfer
     assert cluster.ready([cluster.task("next", **held)]) == [chosen]
 
 
