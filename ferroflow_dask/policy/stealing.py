@@ -51,6 +51,8 @@ _SHORTEST_S = 5e-4
 #: Shorter tasks are stolen too from a worker whose first task takes so much longer than expected [s]: a
 #: hundred times such a task. In Dask the next heartbeat corrects the average, then stealing moves them.
 _STUCK_S = 100 * _SHORTEST_S
+#: Data that move in this part of the duration of the task that reads them are free.
+_FREE_PART = 1 / 200
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: A running bundle is late by so much at least [s], and so many times the expected duration of a step: on a
@@ -156,12 +158,13 @@ class StealingPolicy(Policy):
         if not task.held:
             return view.least_loaded_for(task)
         candidates = [workers[key] for key in task.held if key in workers]
-        if view.n_queued and not task.costs_s:
-            # A free thread gets a queued task at once, so a task gains nothing by moving there. Once the
-            # queue is empty, idle workers steal.
-            n_most = view.n_queued / view.n_threads
+        is_free = task.input_bytes <= _FREE_PART * task.cost_s * view.bandwidth
+        if view.queue_s and not (is_free or task.is_guess or task.has_cost):
+            # Free threads get queued tasks at once. So by averages nothing becomes later by a task that ends
+            # where its inputs are before the queue is empty.
             for worker in candidates:
-                if worker.is_running and len(worker.queue) <= n_most * worker.nthreads:
+                end_s = worker.load[0] + task.cost_s / worker.speed
+                if end_s <= view.queue_s and worker.is_running and not worker.is_short_of_memory:
                     return candidates
         # A guessed duration is no reason to move data: until the first task of a prefix has finished, holders
         # of inputs keep the tasks that could not start at once elsewhere.

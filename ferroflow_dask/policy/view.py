@@ -54,8 +54,8 @@ class ClusterView(LoadOrder):
         self.divisible: dict[Key, bool] = {}
         #: Bundles for whose steps workers have been asked, and have not answered.
         self.dividing: Collection[Key] = ()
-        #: Queued tasks of the graph whose task is placed, which no worker has yet.
-        self.n_queued = 0
+        #: How long the queued tasks of the graph whose task is placed keep all threads busy [s].
+        self.queue_s = 0.0
         #: When a task, or a step of a bundle, last ended [s].
         self.last_end_at = 0.0
 

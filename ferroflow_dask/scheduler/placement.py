@@ -19,6 +19,7 @@ from ferroflow_dask.policy.instructions import (
     StealTask,
     in_words,
 )
+from ferroflow_dask.scheduler.queue_time import TOKEN, QueueTime
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 #: Reasons why an instruction of a policy is not carried out.
 RESTRICTED = "the policy chose this worker, but the task's restrictions exclude it"
 NOT_READY = "the policy may assign a task in answer to its TaskReady event only"
-#: Groups of tasks of which it is kept where they lead.
-_MOST_GROUPS = 10_000
 
 
 class Placement:
@@ -69,8 +68,7 @@ class Placement:
         self._network = network
         self._steals = steals
         self._divide = divide
-        # By the name of a group of tasks.
-        self._ends: dict[str, str] = {}
+        self._queue_time = QueueTime(core.scheduler)
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker for a ready task, by its address; None leaves the decision to Dask."""
@@ -92,29 +90,14 @@ class Placement:
         if ts.key in self._view.assigned:
             self._view.release(ts.key)
         if task.held:
-            self._view.n_queued = 0
-            if n_queued := len(queued := self._scheduler.queued):
-                first, ends = queued.peek(), self._ends
-                end = ends.get(ts.group.name) or self._end_of(ts)
-                if end == (ends.get(first.group.name) or self._end_of(first)):
-                    self._view.n_queued = n_queued
+            has_token = len(ts.group.name) - len(ts.prefix.name) > TOKEN  # others need no call
+            self._view.queue_s = self._queue_time(ts) if has_token and self._scheduler.queued else 0.0
         self._ready(task, now)
         _, chosen = self._view.assigned.get(ts.key, (None, None))
         if chosen is None or self._scheduler.workers.get(chosen.key) in self._scheduler.running:
             return None if chosen is None else chosen.key
         self._view.release(ts.key)
         return None
-
-    def _end_of(self, ts: TaskState) -> str:
-        """Return the group of the last task on a way from a task, by which tasks of one graph are known."""
-        if len(self._ends) > _MOST_GROUPS:
-            self._ends.clear()
-        passed = [ts.group.name]
-        while ts.dependents:
-            ts = min(ts.dependents, key=_place_of)
-            passed.append(ts.group.name)
-        self._ends.update(dict.fromkeys(passed, passed[-1]))
-        return passed[-1]
 
     def _ready(self, task: TaskView, now: float) -> None:
         event = self._calls.event = TaskReady(task)
@@ -197,7 +180,3 @@ class Placement:
             case StealTask():
                 return self._steals.request(instruction)
         return None
-
-
-def _place_of(ts: TaskState) -> tuple[float, ...]:
-    return ts.priority or ()

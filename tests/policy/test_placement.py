@@ -40,26 +40,39 @@ def test_data_go_to_a_busy_worker_if_that_gains_a_task(change: dict[str, Any], c
 
 
 @pytest.mark.parametrize(
-    ("n_queued", "chosen"),
+    ("queue_s", "change", "chosen"),
     [
-        pytest.param(8, "w0", id="two queued tasks for each thread"),
-        pytest.param(4, "w1", id="fewer than wait with the data"),
-        pytest.param(0, "w1", id="no queue"),
+        pytest.param(3.0, {}, "w0", id="it ends before the queue is empty"),
+        pytest.param(2.9, {}, "w1", id="it ends later"),
+        pytest.param(0.0, {}, "w1", id="no queue"),
+        pytest.param(3.0, {"is_guess": True}, "w1", id="an unknown duration"),
+        pytest.param(3.0, {"has_cost": True}, "w1", id="a declared duration"),
+        pytest.param(3.0, {"input_bytes": 4 * 10**5, "held": {"w0": 4 * 10**5}}, "w1", id="few data"),
     ],
 )
-def test_a_task_waits_with_its_data_while_the_queue_keeps_the_others_busy(n_queued: int, chosen: str) -> None:
+def test_a_task_waits_with_its_inputs_while_the_queue_keeps_the_others_busy(
+    queue_s: float, change: dict[str, Any], chosen: str
+) -> None:
     cluster = ferroflow()
     cluster.put("w0", *(cluster.task(i) for i in range(2)))
-    cluster.view.n_queued = n_queued
-    held = {"held": {"w0": 10**6}, "input_bytes": 10**6, "has_cost": True}  # .01 s of transfer
+    for worker in ("w2", "w3"):
+        cluster.put(worker, cluster.task(worker))
+    cluster.view.queue_s = queue_s
+    held = {"held": {"w0": 10**6}, "input_bytes": 10**6, **change}  # .01 s of transfer
     assert cluster.ready([cluster.task("next", **held)]) == [chosen]
 
 
-def test_a_paused_holder_keeps_no_task_though_tasks_are_queued() -> None:
+@pytest.mark.parametrize("state", ["paused", "short of memory"])
+def test_a_holder_that_cannot_run_it_soon_keeps_no_task(state: str) -> None:
     cluster = ferroflow()
-    cluster.view.set_running("w0", False, cluster.now)
-    cluster.view.n_queued = 8
-    assert cluster.ready([cluster.task("next", held={"w0": 10**6}, input_bytes=10**6)]) == ["w1"]
+    cluster.put("w0", cluster.task("before"))
+    if state == "paused":
+        cluster.view.set_running("w0", False, cluster.now)
+    else:
+        cluster.view.set_short_of_memory("w0", True)
+    cluster.view.queue_s = 8.0
+    held = {"held": {"w0": 10**6}, "input_bytes": 10**6}
+    assert cluster.ready([cluster.task("next", **held)]) == ["w1"]
 
 
 def test_what_is_on_its_way_to_a_worker_comes_before_what_is_sent_next() -> None:

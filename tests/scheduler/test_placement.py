@@ -9,9 +9,9 @@ import dask
 import dask.array as da
 import pytest
 from dask._task_spec import convert_legacy_graph
-from dask.utils import key_split
 from virtual_runs import L, finished
 
+from ferroflow_dask.scheduler.queue_time import TOKEN
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 MB = 10**6
@@ -28,7 +28,7 @@ def difference_of_shifted() -> dict[Any, VirtualTask]:
     tasks = convert_legacy_graph(dict(optimized.__dask_graph__()))
     rng = random.Random(0)
     return {
-        key: VirtualTask(rng.uniform(0.4, 0.6), tuple(task.dependencies), nbytes=MB)
+        key: VirtualTask(rng.uniform(0.4, 0.6), tuple(task.dependencies), nbytes=8 * MB)
         for key, task in tasks.items()
     }
 
@@ -58,13 +58,20 @@ def test_readers_stay_with_their_inputs_while_tasks_are_queued(nthreads: int) ->
     assert taken_s <= 1.01 * stock_s
 
 
+def readers(token: str, n: int) -> dict[Any, VirtualTask]:
+    """Return a value and its readers, which have a token in their names as collections have."""
+    value = (f"value-{token:0>{TOKEN}}", 0)
+    graph = {(f"reader-{token:0>{TOKEN}}", i): VirtualTask(1.0, (value,)) for i in range(n)}
+    return {value: VirtualTask(0.1, nbytes=16 * MB), **graph}
+
+
 def test_readers_do_not_wait_for_the_queue_of_another_graph() -> None:
     cluster = VirtualCluster(4, latency_s=L, bandwidth=1e9)
-    cluster.submit({("long", i): VirtualTask(1.0) for i in range(200)})
-    known = {"ferroflow_cost": 1.0}
-    readers = {("reader", i): VirtualTask(1.0, (("one", 0),), annotations=known) for i in range(8)}
-    cluster.run(until=0.5)
-    cluster.submit({("one", 0): VirtualTask(0.1, nbytes=MB), **readers})
+    cluster.submit(readers("a", 1))  # their durations are known from now on
+    cluster.run()
+    cluster.submit({(f"long-{'b':0>{TOKEN}}", i): VirtualTask(1.0) for i in range(200)})
+    cluster.run(until=2.0)
+    cluster.submit(graph := readers("c", 8))
     finished(cluster)
-    ran = [one for one in cluster.record.executions if key_split(one.key) == "reader"]
-    assert len({one.worker for one in ran}) == 4
+    ran = {one.worker for one in cluster.record.executions if one.key in graph}
+    assert len(ran) == 4
