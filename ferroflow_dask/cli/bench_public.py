@@ -16,6 +16,7 @@ from ferroflow_dask.bench.public.sides import FEWER, ROUNDS, Rules
 from ferroflow_dask.bench.public.summary import summarize
 from ferroflow_dask.cli.bench_runs import rows_of, rows_option, rule_options
 from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.simulations import quiet_schedulers
 from ferroflow_dask.exceptions import UsageError
 
 
@@ -92,6 +93,7 @@ def public(
     The suites are tasks, shapes, workflows, tpch, coiled and taps. Without a name, all that can run are run.
     """
     check_folder("--rows", file)
+    quiet_schedulers()
     options = Options(scale, dict(checkouts), workers, not is_quick, data.resolve(), programs)
     chosen = chosen_suites(suites, options, lambda line: click.echo(line, err=True))
     if not any(programs_of(suite, options) for suite in chosen):

@@ -160,8 +160,8 @@ class StealingPolicy(Policy):
         candidates = [workers[key] for key in task.held if key in workers]
         is_free = task.input_bytes <= _FREE_PART * task.cost_s * view.bandwidth
         if view.queue_s and not (is_free or task.is_guess or task.has_cost):
-            # Free threads get queued tasks at once. So by averages nothing becomes later by a task that ends
-            # where its inputs are before the queue is empty.
+            # Free threads get queued tasks at once. So a task delays nothing, by averages, if it ends where
+            # its inputs are before the queue is empty.
             for worker in candidates:
                 end_s = worker.load[0] + task.cost_s / worker.speed
                 if end_s <= view.queue_s and worker.is_running and not worker.is_short_of_memory:

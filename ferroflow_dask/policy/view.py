@@ -54,7 +54,7 @@ class ClusterView(LoadOrder):
         self.divisible: dict[Key, bool] = {}
         #: Bundles for whose steps workers have been asked, and have not answered.
         self.dividing: Collection[Key] = ()
-        #: How long the queued tasks of the graph whose task is placed keep all threads busy [s].
+        #: While a task is placed, how long the queued tasks of its graph keep all threads busy [s].
         self.queue_s = 0.0
         #: When a task, or a step of a bundle, last ended [s].
         self.last_end_at = 0.0

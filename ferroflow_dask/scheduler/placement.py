@@ -93,6 +93,7 @@ class Placement:
             has_token = len(ts.group.name) - len(ts.prefix.name) > TOKEN  # others need no call
             self._view.queue_s = self._queue_time(ts) if has_token and self._scheduler.queued else 0.0
         self._ready(task, now)
+        self._view.queue_s = 0.0
         _, chosen = self._view.assigned.get(ts.key, (None, None))
         if chosen is None or self._scheduler.workers.get(chosen.key) in self._scheduler.running:
             return None if chosen is None else chosen.key

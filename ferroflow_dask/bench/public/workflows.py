@@ -290,7 +290,7 @@ def simulated(options: Options, mean_s: float | None) -> Iterator[Other]:
         }
         scaled = Job((JobGraph(tasks, job.graphs[0].wanted),), job.name)
         program = f"{name}, tasks of {scaled.work_s / len(tasks):.3g} s"
-        for n in SIMULATED_WORKERS:
+        for n in SIMULATED_WORKERS if options.is_full else SIMULATED_WORKERS[:2]:
             for outcome in simulate(scaled, TOPOLOGY, ["dask", "ferroflow"], workers=n):
                 seconds, by = outcome.makespan_s, outcome.policy
                 yield Other(program=program, by=by, seconds=seconds, workers=n, cluster="virtual")
