@@ -69,6 +69,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workflows, "RECIPES", ("montage", "rnaseq"))
+        patch.setattr(workflows, "SOME", ("montage", "rnaseq"))
         patch.setattr(workflows, "SIZES", (100,))
         patch.setattr(workflows, "OWN", ("montage-100", "rnaseq-100"))
         patch.setattr(workflows, "SIMULATED_TASKS", 100)
