@@ -90,7 +90,8 @@ class Placement:
         if ts.key in self._view.assigned:
             self._view.release(ts.key)
         if task.held:
-            has_token = len(ts.group.name) - len(ts.prefix.name) > TOKEN  # others need no call
+            name = ts.group.name  # any first part of a key; those without a token need no call
+            has_token = isinstance(name, str) and len(name) - len(ts.prefix.name) > TOKEN
             self._view.queue_s = self._queue_time(ts) if has_token and self._scheduler.queued else 0.0
         self._ready(task, now)
         self._view.queue_s = 0.0

@@ -54,7 +54,7 @@ class QueueTime:
         end: str | None = None
         for _ in range(_MOST_STEPS):
             name = ts.group.name
-            if len(name) - len(ts.prefix.name) <= TOKEN:
+            if not isinstance(name, str) or len(name) - len(ts.prefix.name) <= TOKEN:
                 end = passed[-1] if passed else ""
                 passed = passed or [name]
                 break

@@ -75,3 +75,12 @@ def test_readers_do_not_wait_for_the_queue_of_another_graph() -> None:
     finished(cluster)
     ran = {one.worker for one in cluster.record.executions if one.key in graph}
     assert len(ran) == 4
+
+
+@pytest.mark.parametrize("first", [0, ("part", 0)], ids=str)
+def test_keys_may_begin_with_anything(first: Any) -> None:
+    cluster = VirtualCluster(4, latency_s=L, bandwidth=1e9)
+    graph = {(first, "root", i): VirtualTask(0.1, nbytes=MB) for i in range(80)}
+    cluster.submit(graph | {(first, "read", i): VirtualTask(0.1, (key,)) for i, key in enumerate(graph)})
+    finished(cluster)
+    assert cluster.stealing.error is None

@@ -63,6 +63,14 @@ def test_functions_that_are_submitted_are_of_no_graph() -> None:
     assert queue_time_of([task("load", token="")] * 4)(task("load", token="")) == 0.0
 
 
+@pytest.mark.parametrize("name", [0, ("part", 0), 1.5], ids=str)
+def test_keys_may_begin_with_anything(name: Any) -> None:
+    other = task("load")
+    other.group.name = name
+    assert queue_time_of([other] * 4)(task("add", task("sum"))) == 0.0
+    assert queue_time_of([task("load")] * 4)(other) == 0.0
+
+
 def test_tasks_that_depend_on_each_other_end_the_search() -> None:
     one, other = task("one"), task("other")
     one.dependents, other.dependents = [other], [one]
