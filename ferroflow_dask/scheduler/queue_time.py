@@ -35,31 +35,27 @@ class QueueTime:
 
     def __call__(self, ts: TaskState) -> float:
         """Return how long queued tasks keep all threads busy [s]; 0 if some are not of the graph of `ts`."""
-        queued, ends = self._scheduler.queued, self._ends
-        end = ends.get(ts.group.name)
-        if end is None:
-            end = self._end_of(ts)
-        if not end:
+        queued, end = self._scheduler.queued, self._end_of(ts)
+        if not end or self._end_of(first := queued.peek()) != end or self._end_of(queued.peekright()) != end:
             return 0.0
-        first, last = queued.peek(), queued.peekright()
-        for one in (first, last):
-            its_end = ends.get(one.group.name)
-            if (self._end_of(one) if its_end is None else its_end) != end:
-                return 0.0
         n_threads = max(1, self._scheduler.total_nthreads)
         return len(queued) * max(0.0, first.prefix.duration_average) / n_threads
 
     def _end_of(self, ts: TaskState) -> str:
+        end = self._ends.get(ts.group.name)
+        return self._search(ts) if end is None else end
+
+    def _search(self, ts: TaskState) -> str:
         passed: list[str] = []
-        end: str | None = None
+        end = ""
         for _ in range(_MOST_STEPS):
             name = ts.group.name
             if not isinstance(name, str) or len(name) - len(ts.prefix.name) <= TOKEN:
                 end = passed[-1] if passed else ""
                 passed = passed or [name]
                 break
-            end = self._ends.get(name)
-            if end is not None:
+            if name in self._ends:
+                end = self._ends[name]
                 break
             passed.append(name)
             if not ts.dependents:
@@ -69,5 +65,5 @@ class QueueTime:
         if len(self._ends) > _MOST_GROUPS:
             for name in list(islice(self._ends, _MOST_GROUPS // 10)):
                 del self._ends[name]
-        self._ends.update(dict.fromkeys(passed, end or ""))
-        return end or ""
+        self._ends.update(dict.fromkeys(passed, end))
+        return end
