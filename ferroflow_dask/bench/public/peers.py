@@ -258,8 +258,6 @@ def peer_rows(options: Options) -> Iterator[Other]:
     ----------
     options : Options
         Number of workers. If full: three rounds instead of one, and programs as documentations advise, too.
-    names : collection of str, optional
-        The peers.
     """
     for name, peer in PEERS.items():
         if not peer.package or find_spec(peer.package):
@@ -287,9 +285,15 @@ def run_peer(
         for program, one in zip_longest(ended, found):
             status = _status(program, one) if one else failure
             seconds, cpu_s = (statistics.median(one[key]) if status == OK else 0.0 for key in _MEDIANS)
-            common: dict[str, Any] = {"by": name, "way": ADVISED if is_advised else USUAL, "status": status}
-            workers = options.workers
-            yield Other(program=program.name, seconds=seconds, cpu_s=cpu_s, workers=workers, **common)
+            yield Other(
+                program=program.name,
+                by=name,
+                way=ADVISED if is_advised else USUAL,
+                seconds=seconds,
+                cpu_s=cpu_s,
+                workers=options.workers,
+                status=status,
+            )
 
 
 def _status(program: SmallTasks, found: Mapping[str, Any]) -> str:
