@@ -148,6 +148,7 @@ def expected(
     guess_s: float,
     crowding: float = 1.0,
     assumed: Collection[int] = frozenset(),
+    many: Collection[int] = frozenset(),
 ) -> Expected:
     """Return what is expected of the tasks of a graph; O(tasks + edges).
 
@@ -171,6 +172,9 @@ def expected(
         Threads for each core, at least 1.
     assumed : collection of int, optional
         Positions of the tasks whose duration and size follow from their data, if nothing else is known.
+    many : collection of int, optional
+        Positions of the tasks of unknown prefixes with many tasks. If the size of such a result is unknown,
+        nothing is assumed of the tasks that read it: together they may read any amount.
     """
     found = Expected([], [], [], [], [], [])
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):
@@ -178,8 +182,9 @@ def expected(
         if isinstance(task, NO_WORK):
             if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
                 nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
-        elif one is None and i not in assumed:
+        elif one is None and (i not in assumed or any(j in many and not found.nbytes[j] for j in edges[i])):
             cost_s = guess_s
+            nbytes = most_nbytes = declared_nbytes.get(task.key, 0.0)
             found.unknown.append(i)
         else:
             declared = declared_nbytes.get(task.key, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, values_apart
 from ferroflow_dask.bundling.repeats import Measured, shape_of
 from ferroflow_dask.bundling.results import Place, value_of
+from ferroflow_dask.bundling.sample import MANY
 from ferroflow_dask.bundling.sequence import sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -121,6 +122,10 @@ def bundle_graph(
     sizes, holders = outside_nbytes or {}, holders or {}
     by_prefix: dict[str, Averages | None] = {prefix: learned.get(prefix) for prefix in set(prefixes)}
     unknown = {prefix for prefix, one in by_prefix.items() if one is None and prefix not in learned}
+    n_of = Counter(prefixes) if None in by_prefix.values() else {}
+    many = {
+        prefix for prefix, n in n_of.items() if by_prefix[prefix] is None and n >= MANY * cluster.n_threads
+    }
     of_tasks = expected(
         [tasks[key] for key in keys],
         [(by_key or {}).get(key, by_prefix[prefix]) for key, prefix in zip(keys, prefixes, strict=True)],
@@ -130,6 +135,7 @@ def bundle_graph(
         guess_s=GUESS * cluster.added_s,
         crowding=cluster.crowding,
         assumed={position[key] for key in assumed_tasks(tasks, unknown)},
+        many={i for i, prefix in enumerate(prefixes) if prefix in many} if many else (),
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)

@@ -70,7 +70,7 @@ class Until:
     Parameters
     ----------
     keys : frozenset of Key
-        The tasks that must have ended.
+        The tasks that must have ended. The first of them that does limits the wait for the others.
     prefixes : mapping of str to int
         Number of tasks of the whole graph by prefix. The expected duration limits the wait.
     """

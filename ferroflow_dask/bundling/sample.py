@@ -14,7 +14,7 @@ from ferroflow_dask.bundling.fixed import Tasks
 from ferroflow_dask.bundling.sequence import NO_WORK
 
 #: Tasks of unknown prefixes for each thread below which they cost less than to wait for a sample.
-_FEWEST = 8
+MANY = 8
 #: Tasks of a prefix for each thread: the first one in a process often takes longer, for imports and caches.
 _WAVES = 2
 #: Part of a graph that a sample may be.
@@ -48,18 +48,18 @@ def sample_of(
     """
     prefixes = {key: key_split(key) for key, task in tasks.items() if not isinstance(task, NO_WORK)}
     n_unknown = {prefix: n for prefix, n in Counter(prefixes.values()).items() if prefix not in known}
-    unknown_prefixes = n_unknown.keys() - assumed_prefixes(tasks, n_unknown, _FEWEST * n_threads)
+    unknown_prefixes = n_unknown.keys() - assumed_prefixes(tasks, n_unknown, MANY * n_threads)
     if not unknown_prefixes:
         return set()
     unknown = {key: prefix for key, prefix in prefixes.items() if prefix in unknown_prefixes}
-    if len(unknown) < _FEWEST * n_threads:
+    if len(unknown) < MANY * n_threads:
         return set()
     ready = _ready(tasks, not_now)
     by_prefix: dict[str, list[Key]] = {}
     for key in ready:
         if key in unknown:
             by_prefix.setdefault(unknown[key], []).append(key)
-    most = max(int(_MOST * len(tasks)), _FEWEST)
+    most = max(int(_MOST * len(tasks)), MANY)
     sample: set[Key] = set()
     n_sampled = Counter[str]()
     # In turns, the last prefixes first: what their tasks read is in the sample already when its turn comes.

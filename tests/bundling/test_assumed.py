@@ -13,7 +13,9 @@ from dask_graphs import Graph, combine
 
 from ferroflow_dask.bundling.assumed import assumed_prefixes, assumed_tasks
 from ferroflow_dask.bundling.averages import expected
+from ferroflow_dask.bundling.graphs import bundle_graph
 from ferroflow_dask.bundling.sample import sample_of
+from ferroflow_dask.cluster_profile import ClusterProfile
 
 N_THREADS = 4
 FEWER = 8 * N_THREADS
@@ -80,3 +82,26 @@ def test_assumed_durations_follow_the_data() -> None:
     assert not found.unknown
     assert found.costs_s[1] - found.costs_s[0] == pytest.approx(1.0)
     assert found.nbytes == [0.0, 5e8]
+
+
+def test_a_task_of_unknown_duration_has_its_declared_size() -> None:
+    tasks = [Task("load-0", twice, 1), Task("add-0", operator.add, TaskRef("load-0"), 1)]
+    found = expected(
+        tasks, [None] * 2, [[], [0]], [0.0] * 2, {"load-0": 5e8}, guess_s=7.0, assumed={1}, many={0}
+    )
+    assert found.unknown == [0]
+    assert found.costs_s == [7.0, pytest.approx(1.0, rel=0.01)]
+    assert found.nbytes == found.most_nbytes == [5e8, 5e8]
+
+
+def test_nothing_is_assumed_of_the_readers_of_many_results_of_unknown_size() -> None:
+    def is_bundled(n: int) -> bool:
+        loads: Graph = {f"load-{i}": Task(f"load-{i}", twice, i) for i in range(n)}
+        reads: Graph = {f"add-{i}": Task(f"add-{i}", operator.add, TaskRef(f"load-{i}"), 1) for i in range(n)}
+        sums: Graph = {f"sub-{i}": Task(f"sub-{i}", operator.sub, TaskRef(f"add-{i}"), 1) for i in range(n)}
+        cluster = ClusterProfile((1,) * N_THREADS, memory_nbytes=10**9)
+        found = bundle_graph({**loads, **reads, **sums}, sums.keys(), cluster, {}, "7")
+        return any(len(bundle.tasks) > 1 for bundle in found.bundles.values())
+
+    assert is_bundled(FEWER - 1)
+    assert not is_bundled(FEWER)

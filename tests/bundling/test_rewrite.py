@@ -150,15 +150,16 @@ def inherits(name: str, value: Any) -> Callable[[Plan], bool]:
     )
 
 
-def samples(**n_of: int) -> Callable[[Plan], bool]:
-    """Return whether so many tasks of each prefix are in a sample."""
+def samples(*awaited: str, **n_of: int) -> Callable[[Plan], bool]:
+    """Return whether so many tasks of each prefix are in a sample; it waits for the `awaited`, or all."""
 
     def is_so(plan: Plan) -> bool:
         found = [key_split(key) for key in plan.tasks]
         assert plan.rest is not None
         assert plan.until is not None
         assert plan.premises is None
-        assert plan.until.keys == plan.rest.sampled == plan.tasks.keys() == plan.reasons.keys()
+        assert plan.rest.sampled == plan.tasks.keys() == plan.reasons.keys()
+        assert plan.until.keys == {key for key in plan.tasks if not awaited or key_split(key) in awaited}
         return {prefix: found.count(prefix) for prefix in found} == n_of
 
     return is_so
@@ -326,7 +327,12 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
     "unknown readers of known tasks": (
         PAIRS,
         replace(NEW, learned={"load": Averages(1.0)}),
-        samples(load=8, clean=8),
+        samples("clean", load=8, clean=8),
+    ),
+    "unknown readers of data": (
+        sent({**PAIRS.tasks, **{f"load-{i}": DataNode(f"load-{i}", i) for i in range(60)}}),
+        NEW,
+        samples("clean", load=8, clean=8),
     ),
     "unknown tasks, some of which exist": (PAIRS, has("load-0", snapshot=NEW), samples(load=8, clean=7)),
     "unknown tasks that read what does not exist yet": (sent(calls("use", 60, "later")), NEW, has_no_sample),

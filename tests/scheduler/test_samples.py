@@ -231,6 +231,7 @@ async def test_a_graph_runs_as_it_came_after_the_deadline(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "_FIRST_S", 0.05)
+    monkeypatch.setattr(samples, "_BUSY_S", 0.05)
     tasks = graph(gate.task)
     futures = cluster.client.compute(tasks)
     await are_created(cluster, tasks)
@@ -238,6 +239,25 @@ async def test_a_graph_runs_as_it_came_after_the_deadline(
     gate.open()
     assert await cluster.client.gather(futures) == VALUES
     assert set(CALLS.values()) == {1}
+
+
+@runs_on(on_capable_cluster)
+async def test_a_graph_waits_longer_while_no_worker_is_idle(
+    cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_FIRST_S", 0.05)
+    monkeypatch.setattr(samples, "_LEAST_S", 0.01)
+    monkeypatch.setattr(samples, "_BUSY_S", 100.0)
+    futures = cluster.client.compute(graph(gate.task))
+    await comes(gate.reached.is_set)
+    (running,) = cluster.stealing.graphs.samples.running
+    deadline = running.deadline
+    await comes(lambda: running.deadline > deadline)
+    assert not cluster.scheduler.idle
+    assert cluster.counts["created"] == 0
+    gate.open()
+    assert await cluster.client.gather(futures) == VALUES
+    assert cluster.counts["created"] > 0
 
 
 @runs_on(on_capable_cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _FIRST_S = 2.0
 #: Wait for the others: at least so long [s], and this part of the expected duration of the graph.
 _LEAST_S, _MOST_PART = 0.05, 0.05
+#: Longest wait in all while no worker is idle: then it costs nothing [s].
+_BUSY_S = 10.0
 #: States of tasks that have not ended.
 _UNENDED = frozenset({"waiting", "no-worker", "queued", "processing"})
 
@@ -71,7 +74,7 @@ class Samples:
             Called whenever a task of the sample has ended.
         """
         left = {key for key in keys if self._is_open and not self._has_ended(key)}
-        running = RunningSample(left, expected_s, clock, wake)
+        running = RunningSample(left, expected_s, clock, wake, lambda: not self._scheduler.idle)
         self.running.append(running)
         return running
 
@@ -88,11 +91,10 @@ class Samples:
         running = self.begin(keys, expected_s, clock, event.set)
         try:
             while not running.is_over():
-                async with asyncio.timeout_at(running.deadline):
-                    await event.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(running.deadline):
+                        await event.wait()
                 event.clear()
-        except TimeoutError:
-            pass
         finally:
             self.end(running)
 
@@ -105,6 +107,8 @@ class RunningSample:
     keys : set of Key
     expected_s, clock, wake : callable
         As in `Samples.begin`.
+    is_busy : callable
+        Returns whether no worker is idle.
     """
 
     def __init__(
@@ -113,21 +117,27 @@ class RunningSample:
         expected_s: Callable[[], float],
         clock: Callable[[], float],
         wake: Callable[[], object],
+        is_busy: Callable[[], bool],
     ) -> None:
         self.keys = keys
         self.wake = wake
+        self._is_busy = is_busy
         self._expected_s = expected_s
         self._clock = clock
         self._has_ended = self._is_limited = False
         #: [s]
         self.deadline = clock() + _FIRST_S
+        self._latest = clock() + _BUSY_S
 
     def is_over(self) -> bool:
         """Return whether the rest of the graph waits no longer; called after `wake` and at the deadline."""
         if self._has_ended and not self._is_limited:
             self._is_limited = True
             self.deadline = self._clock() + min(max(_LEAST_S, _MOST_PART * self._expected_s()), _FIRST_S)
-        return not self.keys or self._clock() >= self.deadline
+        now = self._clock()
+        if self.keys and self.deadline <= now < self._latest and self._is_busy():
+            self.deadline = min(now + _LEAST_S, self._latest)
+        return not self.keys or now >= self.deadline
 
     def ended(self, key: Key) -> None:
         """Note that a task has ended: the first one limits the wait for the others."""
