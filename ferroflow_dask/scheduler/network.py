@@ -91,7 +91,8 @@ class NetworkView:
         self._scheduler = scheduler
         self._view = view
         self._links = Links(scheduler)
-        self._reads_memory_at = 0.0
+        #: When `update_memory` has something to do again [s].
+        self.reads_memory_at = 0.0
 
     def update_workers(self, addresses: Iterable[str], now: float) -> None:
         """Update bandwidths, and the bytes in flight and free device memory of workers."""
@@ -106,10 +107,12 @@ class NetworkView:
 
     def update_memory(self, now: float) -> None:
         """Update which workers are above Dask's target for memory, by their last heartbeats."""
-        target = dask.config.get("distributed.worker.memory.target")
-        if not target or now < self._reads_memory_at:
+        if now < self.reads_memory_at:
             return
-        self._reads_memory_at = now + _distributed.heartbeat_s(self._scheduler) / 2
+        self.reads_memory_at = now + _distributed.heartbeat_s(self._scheduler) / 2
+        target = dask.config.get("distributed.worker.memory.target")
+        if not target:
+            return
         for address in self._view.workers:
             ws = self._scheduler.workers.get(address)
             if ws is not None and ws.memory_limit:

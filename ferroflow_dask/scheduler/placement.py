@@ -83,7 +83,7 @@ class Placement:
         if task.allowed is not None and not task.allowed:
             return None
         now = self._clock()
-        if task.is_bundle:
+        if now >= self._network.reads_memory_at:
             self._network.update_memory(now)
         if task.input_bytes or task.output_bytes or task.allowed is not None:
             self._network.update_candidates(task, now)

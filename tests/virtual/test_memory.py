@@ -158,3 +158,19 @@ def test_bundles_take_memory_for_the_values_that_live() -> None:
     assert cluster.record.steps
     assert cluster.record.memory.peaks == {0: 200}
     cluster.check()
+
+
+def test_the_policy_knows_by_any_task_which_workers_are_short_of_memory() -> None:
+    cluster = cluster_of("ferroflow")
+    cluster.submit({"long": VirtualTask(10.0, working_nbytes=700)})
+    found = []
+
+    def look() -> None:
+        (worker,) = cluster.stealing.view.workers.values()  # type: ignore[union-attr]
+        found.append(worker.is_short_of_memory)
+
+    for when in (5.0, 15.0):
+        cluster.at(when, cluster.submit, {f"at-{when}": VirtualTask(0.1)}, client=f"client-{when}")
+        cluster.at(when + 0.1, look)
+    cluster.run()
+    assert found == [True, False]
