@@ -17,8 +17,6 @@ from distributed.worker_state_machine import (
     ExecuteSuccessEvent,
     FindMissingEvent,
     GatherDep,
-    GatherDepNetworkFailureEvent,
-    GatherDepSuccessEvent,
     Instruction,
     PauseEvent,
     RescheduleEvent,
@@ -38,10 +36,11 @@ from ferroflow_dask.scheduler.features.prefetch_worker import SEND, PrefetchedTa
 from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.fabric import Fabric
+from ferroflow_dask.virtual.fetches import Fetches
 from ferroflow_dask.virtual.hosts import Process
 from ferroflow_dask.virtual.memory import Memory, MemorySpec
 from ferroflow_dask.virtual.network import Stream
-from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
+from ferroflow_dask.virtual.record import Execution, Outcome, Record
 from ferroflow_dask.virtual.runs import (
     Host,
     Result,
@@ -60,8 +59,6 @@ _FIND_MISSING_S = 1.0
 _RETRY_S = 0.15
 #: Messages after which a worker starts a task.
 _STARTING = frozenset({"compute-task", TASK, SEND})
-#: Smaller transfers do not tell of the bandwidth [B] (`Worker._update_metrics_received_data`).
-_LEAST_MEASURED_NBYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -105,16 +102,13 @@ class VirtualWorker:
         self.speed = speed
         self.is_alive = True
         self.to_scheduler = to_scheduler
-        #: As in `Worker.bandwidth_workers`; no heartbeat takes them away.
-        self.bandwidths: dict[str, tuple[float, int]] = {}
         self._around = around
         self._time = around.time
         self._executing: dict[Key, float] = {}
-        self._sending: dict[_Fetch, None] = {}
-        self._network = around.fabric.network
         self._cores = around.fabric.cores_of(name)
         #: Its event loop, in which it takes messages and reports tasks.
         self.process = Process(around.time, self._cores)
+        self.fetches = Fetches(self, around, self._handle)
         #: None without a limit.
         self.memory: Memory | None = None
         self._is_search_due = False
@@ -188,10 +182,7 @@ class VirtualWorker:
             self.memory.die()
         for key, start in self._executing.items():
             self._note(key, start, Outcome.LOST)
-        for fetch in self._sending:
-            fetch.is_broken = True
-            latency_s = self._network.latency_s(self.name, fetch.by.name)
-            self._time.after(latency_s, fetch.by._fetch_failed, fetch.instruction)
+        self.fetches.worker_died()
 
     def block(self, seconds: float) -> None:
         """Occupy the event loop for some time [s]."""
@@ -205,7 +196,7 @@ class VirtualWorker:
             self._carry_out(instructions)
             return
         self.memory.changed()  # the event loop writes to disk first
-        self.process.run(0.0, self._if_alive, self._carry_out, instructions)
+        self.process.run(0.0, self.if_alive, self._carry_out, instructions)
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -215,7 +206,7 @@ class VirtualWorker:
                 case Execute(key=key):
                     self._execute(key)
                 case GatherDep():
-                    self._fetch(instruction)
+                    self.fetches.begin(instruction)
                 case RetryBusyWorkerLater(worker=address):
                     retry = RetryBusyWorkerEvent(worker=address, stimulus_id="retry-busy-worker")
                     self._later(_RETRY_S, self._handle, retry)
@@ -226,9 +217,10 @@ class VirtualWorker:
             self._later(_FIND_MISSING_S, self._search)
 
     def _later(self, delay: float, call: Callable[..., None], *args: Any) -> None:
-        self._time.after(delay, self._if_alive, call, *args)
+        self._time.after(delay, self.if_alive, call, *args)
 
-    def _if_alive(self, call: Callable[..., None], *args: Any) -> None:
+    def if_alive(self, call: Callable[..., None], *args: Any) -> None:
+        """Call a function unless the worker has died."""
         if self.is_alive:
             call(*args)
 
@@ -242,14 +234,14 @@ class VirtualWorker:
             return
         # Inputs that are spilled are read first, by the event loop.
         self.memory.load(key, [ts.key for ts in self.state.tasks[key].dependencies])
-        self.process.run(0.0, self._if_alive, self._start, key)
+        self.process.run(0.0, self.if_alive, self._start, key)
 
     def _start(self, key: Key) -> None:
         self._executing[key] = self._time.now
         record, ts, memory = self._around.record, self.state.tasks[key], self.memory
         spec: Any = ts.run_spec
         bundle = bundle_in(spec)
-        ended = partial(self._if_alive, self._executed, key, ts.run_id)
+        ended = partial(self.if_alive, self._executed, key, ts.run_id)
         if bundle is not None:
             record.n_started[key] += 1
             try:
@@ -318,7 +310,7 @@ class VirtualWorker:
             self.memory.ended(key)
         self._note(key, start, Outcome.FAILED if isinstance(result, Exception) else Outcome.FINISHED)
         report_s = self._around.fabric.runtime.worker_task_s / 2
-        self.process.run(report_s, self._if_alive, self._report, key, run_id, result, start, stop)
+        self.process.run(report_s, self.if_alive, self._report, key, run_id, result, start, stop)
 
     def _report(self, key: Key, run_id: int, result: Any, start: float, stop: float) -> None:
         common: dict[str, Any] = {"key": key, "run_id": run_id, "start": start, "stop": stop}
@@ -334,80 +326,3 @@ class VirtualWorker:
     def _note(self, key: Key, start: float, outcome: Outcome) -> None:
         execution = Execution(key, self.name, start, self._time.now, outcome)
         self._around.record.executed(execution)
-
-    # Inputs from its peers
-
-    def _fetch(self, instruction: GatherDep) -> None:
-        fetch_s = self._around.fabric.runtime.fetch_s
-        self.process.run(fetch_s, self._if_alive, self._ask, instruction)
-
-    def _ask(self, instruction: GatherDep) -> None:
-        peer = self._around.peers[instruction.worker]
-        if not peer.is_alive:  # nobody answers
-            self._later(self._network.latency_s(self.name, peer.name), self._fetch_failed, instruction)
-            return
-        keys = sorted(instruction.to_gather, key=repr)  # a set, whose order no run repeats
-        # Of an actor the peer sends a handle.
-        stores = (peer.state.data, peer.state.actors)
-        data = {key: store[key] for key in keys for store in stores if key in store}
-        nbytes = sum(peer.state.tasks[key].nbytes or 0 for key in data)
-        fetch = _Fetch(self, instruction, data, nbytes, self._time.now)
-        peer._sending[fetch] = None
-        arrived = partial(self._if_alive, self._fetched, fetch, peer)
-        send = partial(self._network.send, peer.name, self.name, nbytes, arrived)
-        if peer.memory is None:
-            send()
-        else:
-            peer.memory.changed()  # it may have read some of them
-            peer.process.run(0.0, peer._if_alive, send)
-
-    def _fetched(self, fetch: _Fetch, peer: VirtualWorker) -> None:
-        if fetch.is_broken:
-            return
-        del peer._sending[fetch]
-        keys = tuple(fetch.data)
-        transfer = Transfer(keys, peer.name, self.name, fetch.nbytes, fetch.start, self._time.now)
-        self._around.record.transfers.append(transfer)
-        instruction = fetch.instruction
-        self._measure(transfer, instruction.worker)
-        self._handle(
-            GatherDepSuccessEvent(
-                worker=instruction.worker,
-                total_nbytes=instruction.total_nbytes,
-                data=fetch.data,
-                stimulus_id=f"gather-dep-success-{self._time.now}",
-            )
-        )
-
-    def _measure(self, transfer: Transfer, source: str) -> None:
-        """Note what a transfer tells, as `Worker._update_metrics_received_data` does."""
-        span: Any = {"action": "transfer", "start": transfer.start, "stop": transfer.stop, "source": source}
-        # It is told with one of the tasks that need what came: the first by name, so that runs repeat.
-        needing = {ts.key: ts for key in transfer.keys for ts in self.state.tasks[key].dependents}
-        if needing:
-            needing[min(needing, key=repr)].startstops.append(span)
-        if transfer.nbytes > _LEAST_MEASURED_NBYTES:
-            seconds = transfer.stop - transfer.start
-            total, n = self.bandwidths.get(source, (0.0, 0))
-            self.bandwidths[source] = total + transfer.nbytes / seconds, n + 1
-
-    def _fetch_failed(self, instruction: GatherDep) -> None:
-        if self.is_alive:
-            failure = GatherDepNetworkFailureEvent(
-                worker=instruction.worker,
-                total_nbytes=instruction.total_nbytes,
-                stimulus_id=f"gather-dep-network-failure-{self._time.now}",
-            )
-            self._handle(failure)
-
-
-@dataclass(eq=False)
-class _Fetch:
-    """A transfer under way, as the one who sends knows it."""
-
-    by: VirtualWorker
-    instruction: GatherDep
-    data: dict[Key, object]
-    nbytes: int
-    start: float
-    is_broken: bool = False
