@@ -44,7 +44,7 @@ _LONGEST_S = 1.0
 #: workers differ.
 _DOUBT = 0.2
 #: Neighbours may be in different bundles if moving all results that clients want, and those that the work
-#: reads, takes at most this part of the work.
+#: reads, takes at most this part of the work. Regions stay together if moving all results takes more.
 _CHEAP = 0.1
 #: Numbers of clusters for each thread that are compared.
 _CLUSTERS = (1, 4)
@@ -163,7 +163,8 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[tuple
     yield "siblings", lambda: [coarse()[0].members[node] for node in coarse()[1]]
     if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
         yield "one bundle", lambda: [list(range(n_pieces))]
-    if max(work.costs_s, default=0.0) >= separate_s(cluster):  # clusters have the short ones of each region
+    # Otherwise clusters have the short ones of each region, and their data move for next to nothing.
+    if max(work.costs_s, default=0.0) >= separate_s(cluster) or _is_heavy(work, cluster):
         yield "regions", partial(_regions, work, cluster, partial(pack, in_order=in_order))
     yield "levels", lambda: _by_level(*coarse(), partial(pack, is_last=False))
     for n in () if is_guess else _CLUSTERS:
@@ -194,6 +195,12 @@ def _moves_cheaply(work: Work, cluster: ClusterProfile) -> bool:
     nbytes = sum(work.nbytes(i) for i in work.last) + work.outside_nbytes
     moved_s = len(work.last) * cluster.round_trip_s + nbytes / cluster.bandwidth
     return moved_s <= _CHEAP * sum(work.costs_s)
+
+
+def _is_heavy(work: Work, cluster: ClusterProfile) -> bool:
+    """Return whether to move all results would take more than a small part of the work."""
+    nbytes = sum(map(work.nbytes, range(len(work.costs_s))))
+    return nbytes / cluster.bandwidth > _CHEAP * sum(work.costs_s)
 
 
 def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> Cut:

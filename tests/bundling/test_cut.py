@@ -178,3 +178,22 @@ def test_values_that_clients_want_have_keys_anyway() -> None:
     cut, cluster = [[0], [1, 2], [3], [4]], ClusterProfile((1, 1))
     assert not values_apart(work, cut, cluster)
     assert predict(work, cut, cluster).nbytes_moved == 10**6
+
+
+def test_what_one_large_block_leads_to_is_one_bundle_although_all_pieces_are_short() -> None:
+    cluster = ClusterProfile((1,) * 4, bandwidth=4e8)
+    n_indices, n_blocks, nbytes = 12, 8, 4_000_000
+    edges: list[list[int]] = [[] for _ in range(n_indices)]  # indices that all blocks read
+    costs_s, sizes, means = [1e-5] * n_indices, [100] * n_indices, []
+    for _ in range(n_blocks):
+        block = len(edges)
+        edges += [[], *[[index, block] for index in range(n_indices)]]
+        edges.append(list(range(block + 1, len(edges))))
+        costs_s += [0.005, *[0.003] * (n_indices + 1)]
+        sizes += [nbytes, *[nbytes // n_indices] * n_indices, 100]
+        means.append(len(edges) - 1)
+    edges.append(means)
+    work = Work(edges, [*costs_s, 1e-3], [*sizes, 100].__getitem__, last={len(edges) - 1})
+    cut, prediction = best_cut(work, cluster, False, lambda _: True)
+    assert prediction.nbytes_moved < nbytes / 100
+    assert len(cut) < 2 * n_blocks
