@@ -1,7 +1,8 @@
 """Pauses of threads between two tasks, from which overheads of the cluster are learned.
 
-A worker reports when each task started and stopped. If a thread had another task by then, its pause is the
-worker's time for a task. If it had none, but the queue of the scheduler had, the pause is a round trip.
+A worker reports when each task started and stopped. If the next task of the thread was sent by then, and its
+inputs were there, the pause is the worker's time for a task. If it was not sent, but the queue of the
+scheduler had some, the pause is a round trip.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Pauses:
         self._learned = learned
         #: The round trip until one is measured [s].
         self.guess_s = _MESSAGES * latency_s
-        # For each worker and thread: the end of the last task by the worker's clock [s], and whether the
-        # thread had another task.
-        self._last: dict[str, dict[int, tuple[float, bool]]] = {}
+        # For each worker and thread: the end of the last task by the worker's clock [s], and the turn of the
+        # last task that the worker was given by then.
+        self._last: dict[str, dict[int, tuple[float, int]]] = {}
 
     @property
     def round_trip_s(self) -> float:
@@ -57,7 +58,7 @@ class Pauses:
         return self.guess_s if known_s is None else known_s
 
     def task_ran(
-        self, ts: TaskState, worker: str, thread: int, span_s: tuple[float, float], is_early: bool
+        self, ts: TaskState, worker: str, thread: int, span_s: tuple[float, float], turns: tuple[int, int]
     ) -> None:
         """Learn from a task that a thread has finished.
 
@@ -68,20 +69,21 @@ class Pauses:
         thread : int
         span_s : tuple of float
             Its start and stop by the worker's clock [s].
-        is_early : bool
-            Whether it was sent before its inputs existed, and so did not wait for the end of the one before.
+        turns : tuple of int
+            When it was sent, and when the worker was last given a task, as `WorkerView.turn` counts. The
+            former is -1 for a task that waited for its inputs, or was sent before they existed.
         """
         ws = self._scheduler.workers.get(worker)
         if ws is None:
             return
-        start_s, stop_s = span_s
+        (start_s, stop_s), (sent, given) = span_s, turns
         of_threads = self._last.setdefault(worker, {})
         before = of_threads.get(thread)
-        of_threads[thread] = stop_s, len(ws.processing) >= ws.nthreads
-        if before is None or is_early:
+        of_threads[thread] = stop_s, given
+        if before is None or sent < 0:
             return
         pause_s, duration_s = start_s - before[0], stop_s - start_s
-        if before[1]:
+        if sent <= before[1]:
             mean_s = self._learned.pause_s
             if mean_s is None:
                 mean_s = ASSUMED_S

@@ -241,12 +241,17 @@ class TaskEvents:
         if not (ts.annotations and self._is_reported_later(ts, worker)):
             self._view.observe(key, spent_s)
             self._costs.record(ts, spent_s, nbytes, worker, details)
+        sent = given = -1
+        if (entry := self._view.assigned.get(key)) is not None:
+            task, given = entry[0], entry[1].turn
+            # Those that did not wait for inputs or for the end of another task.
+            if key not in self._sent_early and task.input_bytes <= task.held.get(worker, 0):
+                sent = task.sent
         self._view.finish(key, self._clock())
         if (averaged := self.averaged.get(ts.prefix.name)) is not None:
             self._correct_averages(ts, averaged)
         if first_s is not None and last_s is not None:
-            is_early = key in self._sent_early
-            self._pauses.task_ran(ts, worker, details.get("thread") or 0, (first_s, last_s), is_early)
+            self._pauses.task_ran(ts, worker, details.get("thread") or 0, (first_s, last_s), (sent, given))
         if TaskFinished not in self._placement.policy.ignores:
             self._placement.handle(TaskFinished(key, worker, spent_s, nbytes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from statistics import fmean, median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from distributed import Client, LocalCluster
 
 from ferroflow_dask.scheduler import install
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
+from ferroflow_dask.scheduler.learned import Learned
+from ferroflow_dask.scheduler.pauses import ASSUMED_S, Pauses
 from ferroflow_dask.topology import Host, Link, Runtime, Topology
 from ferroflow_dask.topology import Worker as Place
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
@@ -80,3 +83,38 @@ def test_real_workers_whose_event_loops_are_held_up() -> None:
             real[seconds] = fmean(client.run(slept).values())
     for seconds in (0.003, 0.01):
         assert found[seconds] - found[0.0] == pytest.approx(real[seconds], rel=0.25), (found, real)
+
+
+def ran(*turns: tuple[int, int]) -> float | None:
+    """Return the pause that is learned [s] if tasks ran 1 ms after each other; turns as in `task_ran`."""
+    learned = Learned()
+    scheduler: Any = SimpleNamespace(workers={"w": SimpleNamespace(nthreads=1)}, queued=())
+    pauses = Pauses(scheduler, learned, latency_s=1e-3)
+    for i, turn in enumerate(turns):
+        ts: Any = SimpleNamespace()
+        pauses.task_ran(ts, "w", 0, (0.003 * i, 0.003 * i + 0.001), turn)
+    return learned.pause_s
+
+
+def test_a_pause_counts_if_the_next_task_had_been_sent_and_its_inputs_were_there() -> None:
+    assert ran((1, 2), (2, 2)) == pytest.approx(ASSUMED_S + 0.1 * (2e-3 - ASSUMED_S))
+    assert ran((1, 1), (2, 2)) is None  # sent later
+    assert ran((1, 3), (-1, 3)) is None  # its inputs came later
+    assert ran((1, 3), (-1, 3), (3, 3)) is not None
+
+
+def test_a_task_that_fetches_its_inputs_says_nothing_of_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[Any, int] = {}
+
+    def noted(_: Pauses, ts: Any, *others: Any) -> None:
+        *_, (sent, _) = others
+        found[ts.key] = sent
+
+    monkeypatch.setattr(Pauses, "task_ran", noted)
+    cluster = VirtualCluster(2, without=["bundles", "prefetch"])
+    cluster.submit({f"source-{i}": VirtualTask(1.0, nbytes=10**6) for i in range(2)})
+    for key, read in (("one", ("source-0",)), ("both", ("source-0", "source-1"))):
+        cluster.run()
+        cluster.submit({key: VirtualTask(0.1, read)})
+    cluster.run()
+    assert {key for key, sent in found.items() if sent < 0} == {"both"}
