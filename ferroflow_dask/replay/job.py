@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dask.order import order as dask_order
 from dask.typing import Key
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.virtual import VirtualTask
+from ferroflow_dask.virtual.upstream import spec_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,18 @@ def in_order(tasks: Mapping[Key, VirtualTask]) -> list[Key]:
         stuck = next(key for key, n in missing.items() if n)
         raise UsageError(f"tasks must not depend on each other in a cycle, got one with {stuck!r}")
     return order
+
+
+def in_static_order(tasks: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:
+    """Return tasks in the static order of Dask, which is that of their priorities."""
+    # Numbers as keys: sets of them have the same order in every process.
+    keys = sorted(tasks, key=repr)
+    number = {key: n for n, key in enumerate(keys)}
+    turn = dask_order(
+        {n: spec_of(n, [number[one] for one in tasks[key].dependencies]) for n, key in enumerate(keys)}
+    )
+    by_turn = sorted(range(len(keys)), key=turn.__getitem__)
+    return {keys[n]: tasks[keys[n]] for n in by_turn}
 
 
 def is_before(tasks: Mapping[Key, VirtualTask]) -> Iterable[bool]:

@@ -8,7 +8,6 @@ from typing import Any
 from dask._task_spec import Alias, DataNode, GraphNode, convert_legacy_graph
 from dask.base import collections_to_expr, is_dask_collection, unpack_collections
 from dask.core import flatten
-from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
 from distributed import Client
@@ -18,10 +17,9 @@ from ferroflow_dask.cost import AnalyticCost, CostModel, estimate
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN
-from ferroflow_dask.replay.job import Job, JobGraph
+from ferroflow_dask.replay.job import Job, JobGraph, in_static_order
 from ferroflow_dask.virtual import VirtualTask
 from ferroflow_dask.virtual.task import sinks
-from ferroflow_dask.virtual.upstream import spec_of
 
 #: Durations [s] or sizes [B] of tasks: by key or prefix, by a function of the key, or one for all.
 Given = Mapping[Any, float] | Callable[[Key], float] | float
@@ -105,18 +103,6 @@ def job_of_collection(
         tasks[key] = VirtualTask(duration_s, dependencies, int(size))
     tasks = in_static_order(tasks)
     return Job((JobGraph(tasks, tuple(key for key in tasks if key in wanted)),))
-
-
-def in_static_order(tasks: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:
-    """Return tasks in the static order of Dask, which is that of their priorities."""
-    # Numbers as keys: sets of them have the same order in every process.
-    keys = sorted(tasks, key=repr)
-    number = {key: n for n, key in enumerate(keys)}
-    turn = order(
-        {n: spec_of(n, [number[one] for one in tasks[key].dependencies]) for n, key in enumerate(keys)}
-    )
-    by_turn = sorted(range(len(keys)), key=turn.__getitem__)
-    return {keys[n]: tasks[keys[n]] for n in by_turn}
 
 
 def _value(given: Given | None, key: Key, otherwise: float | None) -> float | None:

@@ -45,6 +45,7 @@ from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, Sui
 from ferroflow_dask.bench.public.taps import driven, preloads
 from ferroflow_dask.exceptions import ResultError, UsageError
 from ferroflow_dask.replay import Job, JobGraph, load_record, simulate
+from ferroflow_dask.replay.job import in_static_order
 from ferroflow_dask.whole_files import replacing, write_text
 
 RECIPES = (
@@ -290,7 +291,8 @@ def simulated(options: Options, mean_s: float | None) -> Iterator[Other]:
             key: dataclasses.replace(task, duration_s=task.duration_s * factor)
             for key, task in job.tasks.items()
         }
-        scaled = Job((JobGraph(tasks, job.graphs[0].wanted),), job.name)
+        # As a client sends them, and as the plugin orders what it bundles.
+        scaled = Job((JobGraph(in_static_order(tasks), job.graphs[0].wanted),), job.name)
         program = f"{name}, tasks of {scaled.work_s / len(tasks):.3g} s"
         for n in SIMULATED_WORKERS if options.is_full else SIMULATED_WORKERS[:2]:
             for outcome in simulate(scaled, TOPOLOGY, ["dask", "ferroflow"], workers=n):
