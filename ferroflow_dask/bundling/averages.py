@@ -174,17 +174,21 @@ def expected(
         Positions of the tasks whose duration and size follow from their data, if nothing else is known.
     many : collection of int, optional
         Positions of the tasks of unknown prefixes with many tasks. If the size of such a result is unknown,
-        nothing is assumed of the tasks that read it: together they may read any amount.
+        nothing is assumed of the tasks that read it, nor of their readers: together they may read any amount.
     """
-    found = Expected([], [], [], [], [], [])
+    found, sizeless = Expected([], [], [], [], [], []), set[int]()
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):
         cost_s, core_s, nbytes, most_nbytes, size_class_ = 0.0, 0.0, 0.0, 0.0, SMALL_CLASS
         if isinstance(task, NO_WORK):
             if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
                 nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
-        elif one is None and (i not in assumed or any(j in many and not found.nbytes[j] for j in edges[i])):
+                if target in sizeless:
+                    sizeless.add(i)
+        elif one is None and (i not in assumed or not sizeless.isdisjoint(edges[i])):
             cost_s = guess_s
             nbytes = most_nbytes = declared_nbytes.get(task.key, 0.0)
+            if not nbytes and (i in many or i in assumed):
+                sizeless.add(i)
             found.unknown.append(i)
         else:
             declared = declared_nbytes.get(task.key, 0.0)

@@ -13,7 +13,7 @@ All functions are pure. They use no scheduler, thread, clock or random number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -28,7 +28,7 @@ from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.graphs import BundledGraph, bundle_graph
 from ferroflow_dask.bundling.ordering import dependents_of, needed_by, static_order
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
-from ferroflow_dask.bundling.sample import sample_of
+from ferroflow_dask.bundling.sample import MANY, sample_of
 from ferroflow_dask.bundling.sequence import NO_WORK
 from ferroflow_dask.bundling.sharing import Sharing, share
 from ferroflow_dask.bundling.small_shuffles import plain_keys, with_small_shuffles
@@ -150,16 +150,20 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
         graph.annotations,
         reasons=dict.fromkeys(chosen, ("in a sample", "too little is known of its prefix")),
         rest=replace(graph, tasks=tasks, sampled=frozenset(keys)),
-        until=Until(_awaited(chosen, learned), Counter(map(key_split, tasks))),
+        until=Until(_awaited(chosen, snapshot, n_of := Counter(map(key_split, tasks))), n_of),
     )
 
 
-def _awaited(sample: Mapping[Key, GraphNode], learned: Container[str]) -> frozenset[Key]:
-    """Return the tasks of a sample from which durations are learned."""
+def _awaited(sample: Mapping[Key, GraphNode], snapshot: Snapshot, n_of: Mapping[str, int]) -> frozenset[Key]:
+    """Return the tasks of a sample from which most is learned; `n_of` has the tasks of each prefix."""
     # The first of them that ends limits the wait for the others; data and known tasks end long before.
-    return frozenset(
-        key for key, task in sample.items() if not isinstance(task, NO_WORK) and key_split(key) not in learned
-    )
+    unknown = {
+        key: n_of[prefix]
+        for key, task in sample.items()
+        if not isinstance(task, NO_WORK) and (prefix := key_split(key)) not in snapshot.learned
+    }
+    many = MANY * snapshot.cluster.n_threads
+    return frozenset(key for key, n in unknown.items() if n >= many) or frozenset(unknown)
 
 
 # Shuffles and bundles

@@ -1,8 +1,8 @@
 """Pauses of threads between two tasks, from which overheads of the cluster are learned.
 
 A worker reports when each task started and stopped. If the next task of the thread was sent by then, and its
-inputs were there, the pause is the worker's time for a task. If it was not sent, but the queue of the
-scheduler had some, the pause is a round trip.
+inputs were there, the pause is the worker's time for a task. A longer pause is a round trip if the queue of
+the scheduler had tasks.
 """
 
 from __future__ import annotations

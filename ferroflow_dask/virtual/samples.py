@@ -43,15 +43,18 @@ class ClientMessages:
         go_on: Callable[[], None],
     ) -> None:
         """Call `go_on` when the plugin would plan the rest; `keys` and `expected_s` as in `Samples.begin`."""
+        due = 0.0
 
         def look() -> None:
+            nonlocal due
             if self._running is running and running.is_over():
                 self._running = None
                 samples.end(running)
                 self._waiting.appendleft(go_on)
                 self._handle_waiting()
-            elif self._running is running:
-                self._time.at(running.deadline, look)
+            elif self._running is running and running.deadline != due:
+                due = running.deadline
+                self._time.at(due, look)
 
         running = samples.begin(keys, expected_s, self._time, partial(self._time.after, 0.0, look))
         self._running = running

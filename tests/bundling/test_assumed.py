@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-from dask._task_spec import Alias, DataNode, List, Task, TaskRef
+from dask._task_spec import Alias, DataNode, GraphNode, List, Task, TaskRef
+from dask.utils import key_split
 from dask_graphs import Graph, combine
 
 from ferroflow_dask.bundling.assumed import assumed_prefixes, assumed_tasks
@@ -105,3 +106,39 @@ def test_nothing_is_assumed_of_the_readers_of_many_results_of_unknown_size() -> 
 
     assert is_bundled(FEWER - 1)
     assert not is_bundled(FEWER)
+
+
+def cut(*layers: dict[str, GraphNode]) -> list[set[str]]:
+    """Return the prefixes in each bundle of several tasks, on workers of 1 GB that know nothing."""
+    tasks: Graph = {key: task for layer in layers for key, task in layer.items()}
+    cluster = ClusterProfile((1,) * N_THREADS, memory_nbytes=10**9)
+    found = bundle_graph(tasks, layers[-1].keys(), cluster, {}, "7")
+    return [
+        {key_split(one.key) for one in bundle.tasks}
+        for bundle in found.bundles.values()
+        if len(bundle.tasks) > 1
+    ]
+
+
+def test_nothing_is_assumed_behind_the_readers_of_many_results_of_unknown_size() -> None:
+    loads: dict[str, GraphNode] = {f"load-{i}": Task(f"load-{i}", twice, i) for i in range(64)}
+    together: dict[str, GraphNode] = {
+        f"concat-{i}": Task(f"concat-{i}", np.concatenate, List(*map(TaskRef, [*loads][8 * i : 8 * i + 8])))
+        for i in range(8)
+    }
+    same: dict[str, GraphNode] = {f"same-{i}": Alias(f"same-{i}", f"concat-{i}") for i in range(8)}
+    add_s: dict[str, GraphNode] = {
+        f"add-{i}": Task(f"add-{i}", operator.add, TaskRef(f"same-{i}"), 1) for i in range(8)
+    }
+    assert not any(
+        "add" in prefixes or "concat" in prefixes for prefixes in cut(loads, together, same, add_s)
+    )
+
+
+def test_data_are_no_results_of_unknown_size() -> None:
+    data: dict[str, GraphNode] = {f"data-{i}": DataNode(f"data-{i}", np.ones(4)) for i in range(FEWER)}
+    sums: dict[str, GraphNode] = {
+        f"sum-{i}": Task(f"sum-{i}", np.sum, TaskRef(f"data-{i}")) for i in range(FEWER)
+    }
+    total: dict[str, GraphNode] = {"total-0": Task("total-0", np.sum, List(*map(TaskRef, sums)))}
+    assert {"data", "sum"} <= set().union(*cut(data, sums, total))

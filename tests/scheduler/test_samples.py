@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,7 +243,7 @@ async def test_a_graph_runs_as_it_came_after_the_deadline(
 
 
 @runs_on(on_capable_cluster)
-async def test_a_graph_waits_longer_while_no_worker_is_idle(
+async def test_a_graph_waits_longer_while_its_sample_occupies_all_threads(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "_FIRST_S", 0.05)
@@ -253,11 +254,29 @@ async def test_a_graph_waits_longer_while_no_worker_is_idle(
     (running,) = cluster.stealing.graphs.samples.running
     deadline = running.deadline
     await comes(lambda: running.deadline > deadline)
-    assert not cluster.scheduler.idle
     assert cluster.counts["created"] == 0
     gate.open()
     assert await cluster.client.gather(futures) == VALUES
     assert cluster.counts["created"] > 0
+
+
+@pytest.mark.parametrize(
+    ("n_running", "n_workers", "until"),
+    [(2, 1, 10.0), (1, 1, 2.0), (2, 0, 2.0)],
+    ids=["busy", "idle", "paused"],
+)
+def test_a_sample_must_occupy_all_threads_to_be_waited_for_longer(
+    n_running: int, n_workers: int, until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_FIRST_S", 2.0)
+    monkeypatch.setattr(samples, "_LEAST_S", 0.05)
+    states = {i: SimpleNamespace(state="processing" if i < n_running else "queued") for i in range(4)}
+    scheduler: Any = SimpleNamespace(tasks=states, total_nthreads=2, running=range(n_workers))
+    now = 0.0
+    running = Samples(scheduler).begin(states, lambda: 0.0, lambda: now, lambda: None)
+    while not running.is_over():
+        now = running.deadline
+    assert now == pytest.approx(until)
 
 
 @runs_on(on_capable_cluster)

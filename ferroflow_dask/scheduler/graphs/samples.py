@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -12,11 +13,11 @@ from dask.typing import Key
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-#: Longest wait for the first task of a sample, as new workers import libraries, and again for the others [s].
+#: Wait for the first task of a sample, as new workers import libraries, and the most for the others [s].
 _FIRST_S = 2.0
 #: Wait for the others: at least so long [s], and this part of the expected duration of the graph.
 _LEAST_S, _MOST_PART = 0.05, 0.05
-#: Longest wait in all while no worker is idle: then it costs nothing [s].
+#: Longest wait in all while the sample occupies all threads: then it costs nothing [s].
 _BUSY_S = 10.0
 #: States of tasks that have not ended.
 _UNENDED = frozenset({"waiting", "no-worker", "queued", "processing"})
@@ -53,6 +54,12 @@ class Samples:
         ts = self._scheduler.tasks.get(key)
         return ts is None or ts.state not in _UNENDED
 
+    def _are_busy(self, left: Collection[Key]) -> bool:
+        """Return whether tasks of a sample occupy all threads."""
+        tasks, n_threads = self._scheduler.tasks, self._scheduler.total_nthreads
+        running = (key for key in left if key in tasks and tasks[key].state == "processing")
+        return bool(self._scheduler.running) and sum(1 for _ in islice(running, n_threads)) == n_threads
+
     def begin(
         self,
         keys: Collection[Key],
@@ -74,7 +81,7 @@ class Samples:
             Called whenever a task of the sample has ended.
         """
         left = {key for key in keys if self._is_open and not self._has_ended(key)}
-        running = RunningSample(left, expected_s, clock, wake, lambda: not self._scheduler.idle)
+        running = RunningSample(left, expected_s, clock, wake, lambda: self._are_busy(left))
         self.running.append(running)
         return running
 
@@ -108,7 +115,7 @@ class RunningSample:
     expected_s, clock, wake : callable
         As in `Samples.begin`.
     is_busy : callable
-        Returns whether no worker is idle.
+        Returns whether tasks of the sample occupy all threads.
     """
 
     def __init__(
@@ -127,13 +134,14 @@ class RunningSample:
         self._has_ended = self._is_limited = False
         #: [s]
         self.deadline = clock() + _FIRST_S
-        self._latest = clock() + _BUSY_S
+        self._latest = clock() + max(_FIRST_S, _BUSY_S)
 
     def is_over(self) -> bool:
         """Return whether the rest of the graph waits no longer; called after `wake` and at the deadline."""
         if self._has_ended and not self._is_limited:
             self._is_limited = True
-            self.deadline = self._clock() + min(max(_LEAST_S, _MOST_PART * self._expected_s()), _FIRST_S)
+            wait_s = min(max(_LEAST_S, _MOST_PART * self._expected_s()), _FIRST_S)
+            self.deadline = min(self._clock() + wait_s, self._latest)
         now = self._clock()
         if self.keys and self.deadline <= now < self._latest and self._is_busy():
             self.deadline = min(now + _LEAST_S, self._latest)
