@@ -20,6 +20,7 @@ from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler import _distributed_transitions as transitions
 from ferroflow_dask.scheduler.features.siblings import Siblings
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+from ferroflow_dask.virtual.memory import MemorySpec
 
 MB = 10**6
 
@@ -243,3 +244,19 @@ def test_siblings_of_a_graph_that_comes_later_with_a_higher_priority() -> None:
             of_roots.append(firsts)
     n_workers = [len({ran_on[one] for one in inputs}) for inputs in of_roots]
     assert fmean(n_workers) < 2
+
+
+def test_siblings_that_would_fill_a_worker_stay_in_the_order_of_dask() -> None:
+    rows = graph_of(array((800, 800), (50, 50)).rechunk((10, -1)).max(axis=1).sum())
+    found: dict[tuple[int, bool], tuple[float, int]] = {}
+    for n_blocks in (200, 24):  # that a worker has memory for; each reader has 16 inputs
+        for with_siblings in (True, False):
+            memory = MemorySpec(n_blocks * MB, disk_bandwidth=100 * MB)
+            cluster = cluster_of(with_siblings=with_siblings, memory=memory, nthreads=1, validate=False)
+            cluster.submit(rows)
+            cluster.run()
+            written = sum(cluster.record.memory.written.values())
+            found[n_blocks, with_siblings] = cluster.record.makespan_s, written
+            n_together = feature(cluster.stealing, "siblings").counts()["together"] if with_siblings else 0
+            assert (n_together > 0) is (with_siblings and n_blocks == 200)
+    assert found[24, True] == found[24, False]

@@ -6,18 +6,20 @@ first of them gets the others, too: they are *reserved* for it. Other workers ge
 tasks are sent than in Dask, and no thread waits.
 
 Each worker holds inputs of one reader for each thread. The worker of a reader has to hold all of them anyway,
-so none needs more memory; but more workers hold some at the same time. Bundles stay in Dask's order: they
-have been cut so that neighbours share one.
+so none needs more memory; but more workers hold some at the same time. So these inputs may fill a part of a
+worker's memory only. Bundles stay in Dask's order: they have been cut so that neighbours share one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
+from ferroflow_dask.bundling.cut import MEMORY_SHARE
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.scheduler._distributed_transitions import queue_changes
 from ferroflow_dask.scheduler.changes import FAILURES, Change
@@ -46,6 +48,7 @@ class Siblings(Feature):
         super().__init__(core)
         self._scheduler = core.scheduler
         self._guard = core.guard
+        self._costs = core.learned.costs
         #: Queued tasks for which a worker was chosen, and how many tasks had been sent by then.
         self._reserved: dict[Key, tuple[WorkerState, int]] = {}
         #: The same tasks by worker; those of each reader in the order of the queue.
@@ -57,6 +60,8 @@ class Siblings(Feature):
         #: Number of sent tasks from which on it is looked at again.
         self._look_at = 0
         self._n_sent = self._n_together = 0
+        #: The most inputs of a reader by their prefix, and by the memory and threads of a worker.
+        self._most: dict[tuple[str, int, int], float] = {}
 
     def changes(self) -> Iterable[Change]:
         """Choose the tasks of the queue."""
@@ -107,7 +112,8 @@ class Siblings(Feature):
             chosen = first
             if first.key in self._reserved and not self._is_overdue(first.key):
                 chosen = self._unreserved(graph) or first
-            for one in _siblings(chosen):
+            most = self._most.get((chosen.prefix.name, ws.memory_limit, ws.nthreads))
+            for one in _siblings(chosen, self._most_inputs(ws, chosen) if most is None else most):
                 if one is not chosen and one.key not in self._reserved:
                     self._reserved[one.key] = ws, self._n_sent
                     self._own.setdefault(ws, {})[one.key] = one
@@ -115,6 +121,15 @@ class Siblings(Feature):
             self._guard.fail(error)
             return first
         return chosen
+
+    def _most_inputs(self, ws: WorkerState, ts: TaskState) -> float:
+        """Return how many results like that of a task a reader may have as inputs."""
+        nbytes = self._costs.nbytes(ts)
+        if nbytes is None:
+            return _MOST_INPUTS
+        most = MEMORY_SHARE * ws.memory_limit / ws.nthreads / nbytes if nbytes and ws.memory_limit else inf
+        self._most[ts.prefix.name, ws.memory_limit, ws.nthreads] = most = min(_MOST_INPUTS, most)
+        return most
 
     def _is_overdue(self, key: Key) -> bool:
         """Return whether the worker of the first task of the queue had no time for it: it may be paused."""
@@ -137,6 +152,7 @@ class Siblings(Feature):
                 self._look_at = self._n_sent + _LOOKED_AT
 
     def _looked_up(self, graph: tuple[float, ...]) -> list[Key]:
+        self._most.clear()  # sizes may be known better by now
         queued: Any = self._scheduler.queued
         n_reserved = len(self._reserved)
         # Each look sorts the queue and passes what is reserved: O(1) for each task that it finds.
@@ -150,14 +166,17 @@ class Siblings(Feature):
         return found[::-1]
 
 
-def _siblings(ts: TaskState) -> list[TaskState]:
-    """Return the queued tasks with the same reader, in order, each at the beginning of a chain to it."""
+def _siblings(ts: TaskState, most: float) -> list[TaskState]:
+    """Return the queued tasks with the same reader, in order, each at the beginning of a chain to it.
+
+    There are none if the reader has more inputs than `most`.
+    """
     found: list[TaskState] = []
     if bundle_in(ts.run_spec) is not None:
         return found
     while len(ts.dependents) == 1:
         (reader,) = ts.dependents
-        if len(reader.dependencies) > _MOST_INPUTS:
+        if len(reader.dependencies) > most:
             break
         if len(reader.dependencies) > 1:
             for one in reader.dependencies:
