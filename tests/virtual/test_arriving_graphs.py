@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from virtual_runs import finished
 
+from ferroflow_dask.scheduler.graphs import samples
+from ferroflow_dask.scheduler.graphs.samples import RunningSample
 from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
@@ -105,6 +107,27 @@ def test_a_long_task_of_a_sample_delays_the_rest_for_a_short_time() -> None:
     starts = [start for name, _, start, _ in rows if name == "bundle-t-1"]
     assert starts[0] == TASK + 1 + WAIT  # one message after the end of the first task
     assert rows[-1] == ("sum", 0, 8 + 4 / U + 1, 8 + 4 / U + 1 + TASK)
+
+
+def test_a_sample_that_occupies_all_threads_is_looked_at_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[float] = []
+    is_over = RunningSample.is_over
+
+    def noted(self: RunningSample) -> bool:
+        looks.append(cluster.time.now)
+        return is_over(self)
+
+    monkeypatch.setattr(RunningSample, "is_over", noted)
+    cluster = cluster_of(8)
+    cluster.submit(
+        {f"t-{i}": VirtualTask(20.0 if i % 2 else 0.5, nbytes=8) for i in range(80)}, knows_prefixes=False
+    )
+    finished(cluster)
+    n_sampled = 16
+    assert max(looks) == pytest.approx(samples._BUSY_S)
+    assert len(looks) <= n_sampled + samples._BUSY_S / samples._LEAST_S
 
 
 @pytest.mark.parametrize("options", [{"knows_prefixes": True}, {"knows_prefixes": False}])
