@@ -247,7 +247,7 @@ class VirtualCluster:
             version = {"worker": address, "version": VERSION}
             self.scheduler.log_worker_event(address, BUNDLES, version)
         ws = self.scheduler.workers[address]
-        ws.metrics["bandwidth"] = {"workers": worker.fetches.bandwidths}  # what its heartbeats would tell
+        ws.metrics["bandwidth"] = {"workers": worker.fetches.bandwidths}  # its heartbeats would report them
         return name
 
     def _limit(self, worker: VirtualWorker, memory: MemorySpec) -> None:

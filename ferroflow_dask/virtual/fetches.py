@@ -20,7 +20,7 @@ from ferroflow_dask.virtual.record import Transfer
 if TYPE_CHECKING:
     from ferroflow_dask.virtual.worker import Surroundings, VirtualWorker
 
-#: Smaller transfers do not tell of the bandwidth [B] (`Worker._update_metrics_received_data`).
+#: Smaller transfers are not measured [B] (`Worker._update_metrics_received_data`).
 _LEAST_MEASURED_NBYTES = 1_000_000
 
 
@@ -52,7 +52,7 @@ class Fetches:
         self._worker.process.run(fetch_s, self._worker.if_alive, self._ask, instruction)
 
     def worker_died(self) -> None:
-        """Let the peers that are being sent data learn that it does not come."""
+        """Break all transfers to peers; each fails one latency later."""
         for fetch in self._sending:
             fetch.is_broken = True
             latency_s = self._network.latency_s(self._worker.name, fetch.by.name)
@@ -60,7 +60,7 @@ class Fetches:
 
     def _ask(self, instruction: GatherDep) -> None:
         worker, peer = self._worker, self._around.peers[instruction.worker]
-        if not peer.is_alive:  # nobody answers
+        if not peer.is_alive:
             latency_s = self._network.latency_s(worker.name, peer.name)
             self._around.time.after(latency_s, worker.if_alive, self._failed, instruction)
             return
@@ -97,9 +97,9 @@ class Fetches:
         )
 
     def _measure(self, transfer: Transfer, source: str) -> None:
-        """Note what a transfer tells, as `Worker._update_metrics_received_data` does."""
+        """Record the bandwidth of a transfer, as `Worker._update_metrics_received_data` does."""
         span: Any = {"action": "transfer", "start": transfer.start, "stop": transfer.stop, "source": source}
-        # It is told with one of the tasks that need what came: the first by name, so that runs repeat.
+        # One of the tasks that need the data reports the transfer: the first by name, so that runs repeat.
         tasks: Mapping[Key, Any] = self._worker.state.tasks
         needing = {ts.key: ts for key in transfer.keys for ts in tasks[key].dependents}
         if needing:
