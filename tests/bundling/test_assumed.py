@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from dask._task_spec import Alias, DataNode, GraphNode, List, Task, TaskRef
+from dask._task_spec import Alias, DataNode, List, Task, TaskRef
 from dask.utils import key_split
 from dask_graphs import Graph, combine
 
@@ -95,20 +97,19 @@ def test_a_task_of_unknown_duration_has_its_declared_size() -> None:
     assert found.nbytes == found.most_nbytes == [5e8, 5e8]
 
 
-def test_nothing_is_assumed_of_the_readers_of_many_results_of_unknown_size() -> None:
-    def is_bundled(n: int) -> bool:
-        loads: Graph = {f"load-{i}": Task(f"load-{i}", twice, i) for i in range(n)}
-        reads: Graph = {f"add-{i}": Task(f"add-{i}", operator.add, TaskRef(f"load-{i}"), 1) for i in range(n)}
-        sums: Graph = {f"sub-{i}": Task(f"sub-{i}", operator.sub, TaskRef(f"add-{i}"), 1) for i in range(n)}
-        cluster = ClusterProfile((1,) * N_THREADS, memory_nbytes=10**9)
-        found = bundle_graph({**loads, **reads, **sums}, sums.keys(), cluster, {}, "7")
-        return any(len(bundle.tasks) > 1 for bundle in found.bundles.values())
-
-    assert is_bundled(FEWER - 1)
-    assert not is_bundled(FEWER)
+def loads_of(n: int) -> Graph:
+    return {f"load-{i}": Task(f"load-{i}", twice, i) for i in range(n)}
 
 
-def cut(*layers: dict[str, GraphNode]) -> list[set[str]]:
+def readers_of(read: Iterable[Any], prefix: str, function: Callable[..., Any], *arguments: Any) -> Graph:
+    """Return a task that reads each of some others."""
+    return {
+        f"{prefix}-{i}": Task(f"{prefix}-{i}", function, TaskRef(key), *arguments)
+        for i, key in enumerate(read)
+    }
+
+
+def cut(*layers: Graph) -> list[set[str]]:
     """Return the prefixes in each bundle of several tasks, on workers of 1 GB that know nothing."""
     tasks: Graph = {key: task for layer in layers for key, task in layer.items()}
     cluster = ClusterProfile((1,) * N_THREADS, memory_nbytes=10**9)
@@ -120,25 +121,28 @@ def cut(*layers: dict[str, GraphNode]) -> list[set[str]]:
     ]
 
 
+def test_nothing_is_assumed_of_the_readers_of_many_results_of_unknown_size() -> None:
+    def is_bundled(n: int) -> bool:
+        reads = readers_of(loads := loads_of(n), "add", operator.add, 1)
+        return bool(cut(loads, reads, readers_of(reads, "sub", operator.sub, 1)))
+
+    assert is_bundled(FEWER - 1)
+    assert not is_bundled(FEWER)
+
+
 def test_nothing_is_assumed_behind_the_readers_of_many_results_of_unknown_size() -> None:
-    loads: dict[str, GraphNode] = {f"load-{i}": Task(f"load-{i}", twice, i) for i in range(64)}
-    together: dict[str, GraphNode] = {
+    loads = loads_of(64)
+    together: Graph = {
         f"concat-{i}": Task(f"concat-{i}", np.concatenate, List(*map(TaskRef, [*loads][8 * i : 8 * i + 8])))
         for i in range(8)
     }
-    same: dict[str, GraphNode] = {f"same-{i}": Alias(f"same-{i}", f"concat-{i}") for i in range(8)}
-    add_s: dict[str, GraphNode] = {
-        f"add-{i}": Task(f"add-{i}", operator.add, TaskRef(f"same-{i}"), 1) for i in range(8)
-    }
-    assert not any(
-        "add" in prefixes or "concat" in prefixes for prefixes in cut(loads, together, same, add_s)
-    )
+    same: Graph = {f"same-{i}": Alias(f"same-{i}", f"concat-{i}") for i in range(8)}
+    found = cut(loads, together, same, readers_of(same, "add", operator.add, 1))
+    assert not any("add" in prefixes or "concat" in prefixes for prefixes in found)
 
 
 def test_data_are_no_results_of_unknown_size() -> None:
-    data: dict[str, GraphNode] = {f"data-{i}": DataNode(f"data-{i}", np.ones(4)) for i in range(FEWER)}
-    sums: dict[str, GraphNode] = {
-        f"sum-{i}": Task(f"sum-{i}", np.sum, TaskRef(f"data-{i}")) for i in range(FEWER)
-    }
-    total: dict[str, GraphNode] = {"total-0": Task("total-0", np.sum, List(*map(TaskRef, sums)))}
+    data: Graph = {f"data-{i}": DataNode(f"data-{i}", np.ones(4)) for i in range(FEWER)}
+    sums = readers_of(data, "sum", np.sum)
+    total: Graph = {"total-0": Task("total-0", np.sum, List(*map(TaskRef, sums)))}
     assert {"data", "sum"} <= set().union(*cut(data, sums, total))

@@ -43,11 +43,16 @@ N = 40
 VALUES = [i + 2 for i in range(N)]
 
 
+def set_waits(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Set how long the rest of a graph waits for a sample, by the names of the bounds [s]."""
+    for name, value in seconds.items():
+        monkeypatch.setattr(samples, f"_{name.upper()}", value)
+
+
 @pytest.fixture(autouse=True)
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
     """Wait for samples and bundles however busy the machine is; return the keys of each sample that ran."""
-    monkeypatch.setattr(samples, "_FIRST_S", 100.0)  # longer than a test may take
-    monkeypatch.setattr(samples, "_LEAST_S", 100.0)
+    set_waits(monkeypatch, first_s=100.0, least_s=100.0)  # longer than a test may take
     monkeypatch.setattr(stealing, "_LATE_S", 60.0)
     CALLS.clear()
     found: list[set[Any]] = []
@@ -231,8 +236,7 @@ async def test_a_graph_with_a_cycle_has_the_error_of_dask(cluster: Bundling) -> 
 async def test_a_graph_runs_as_it_came_after_the_deadline(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "_FIRST_S", 0.05)
-    monkeypatch.setattr(samples, "_BUSY_S", 0.05)
+    set_waits(monkeypatch, first_s=0.05, busy_s=0.05)
     tasks = graph(gate.task)
     futures = cluster.client.compute(tasks)
     await are_created(cluster, tasks)
@@ -246,9 +250,7 @@ async def test_a_graph_runs_as_it_came_after_the_deadline(
 async def test_a_graph_waits_longer_while_its_sample_occupies_all_threads(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "_FIRST_S", 0.05)
-    monkeypatch.setattr(samples, "_LEAST_S", 0.01)
-    monkeypatch.setattr(samples, "_BUSY_S", 100.0)
+    set_waits(monkeypatch, first_s=0.05, least_s=0.01, busy_s=100.0)
     futures = cluster.client.compute(graph(gate.task))
     await comes(gate.reached.is_set)
     (running,) = cluster.stealing.graphs.samples.running
@@ -268,8 +270,7 @@ async def test_a_graph_waits_longer_while_its_sample_occupies_all_threads(
 def test_a_sample_must_occupy_all_threads_to_be_waited_for_longer(
     n_running: int, n_workers: int, until: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "_FIRST_S", 2.0)
-    monkeypatch.setattr(samples, "_LEAST_S", 0.05)
+    set_waits(monkeypatch, first_s=2.0, least_s=0.05)
     states = {i: SimpleNamespace(state="processing" if i < n_running else "queued") for i in range(4)}
     scheduler: Any = SimpleNamespace(tasks=states, total_nthreads=2, running=range(n_workers))
     now = 0.0
