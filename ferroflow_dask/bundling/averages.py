@@ -173,8 +173,8 @@ def expected(
     assumed : collection of int, optional
         Positions of the tasks whose duration and size follow from their data, if nothing else is known.
     many : collection of int, optional
-        Positions of the tasks of unknown prefixes with many tasks. If the size of such a result is unknown,
-        nothing is assumed of the tasks that read it, nor of their readers: together they may read any amount.
+        Positions of the tasks of prefixes with many tasks. If the size of such a result is unknown, nothing
+        is assumed of the tasks that read it, nor of their readers: together they may read any amount.
     """
     found, sizeless = Expected([], [], [], [], [], []), set[int]()
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):

@@ -122,10 +122,7 @@ def bundle_graph(
     sizes, holders = outside_nbytes or {}, holders or {}
     by_prefix: dict[str, Averages | None] = {prefix: learned.get(prefix) for prefix in set(prefixes)}
     unknown = {prefix for prefix, one in by_prefix.items() if one is None and prefix not in learned}
-    n_of = Counter(prefixes) if None in by_prefix.values() else {}
-    many = {
-        prefix for prefix, n in n_of.items() if by_prefix[prefix] is None and n >= MANY * cluster.n_threads
-    }
+    n_of, n_many = Counter(prefixes if None in by_prefix.values() else ()), MANY * cluster.n_threads
     of_tasks = expected(
         [tasks[key] for key in keys],
         [(by_key or {}).get(key, by_prefix[prefix]) for key, prefix in zip(keys, prefixes, strict=True)],
@@ -135,7 +132,7 @@ def bundle_graph(
         guess_s=GUESS * cluster.added_s,
         crowding=cluster.crowding,
         assumed={position[key] for key in assumed_tasks(tasks, unknown)},
-        many={i for i, prefix in enumerate(prefixes) if prefix in many} if many else (),
+        many={i for i, prefix in enumerate(prefixes) if n_of[prefix] >= n_many} if n_of else (),
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)

@@ -142,6 +142,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     if 0 < most_nbytes < sum(graph.declared_nbytes.get(key, 0.0) for key in kept):
         return None
     chosen = {key: task for key, task in missing.items() if key in keys}
+    n_of = Counter(map(key_split, tasks))
     return Plan(
         graph,
         chosen,
@@ -150,7 +151,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
         graph.annotations,
         reasons=dict.fromkeys(chosen, ("in a sample", "too little is known of its prefix")),
         rest=replace(graph, tasks=tasks, sampled=frozenset(keys)),
-        until=Until(_awaited(chosen, snapshot, n_of := Counter(map(key_split, tasks))), n_of),
+        until=Until(_awaited(chosen, snapshot, n_of), n_of),
     )
 
 

@@ -83,7 +83,7 @@ class Placement:
         if task.allowed is not None and not task.allowed:
             return None
         now = self._clock()
-        if now >= self._network.reads_memory_at:
+        if now >= self._network.reads_memory_at:  # most tasks need no call
             self._network.update_memory(now)
         if task.input_bytes or task.output_bytes or task.allowed is not None:
             self._network.update_candidates(task, now)

@@ -13,7 +13,6 @@ worker's memory only. Bundles stay in Dask's order: they have been cut so that n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -124,11 +123,11 @@ class Siblings(Feature):
 
     def _most_inputs(self, ws: WorkerState, ts: TaskState) -> float:
         """Return how many results like that of a task a reader may have as inputs."""
-        nbytes = self._costs.nbytes(ts)
-        if nbytes is None:
-            return _MOST_INPUTS
-        most = MEMORY_SHARE * ws.memory_limit / ws.nthreads / nbytes if nbytes and ws.memory_limit else inf
-        self._most[ts.prefix.name, ws.memory_limit, ws.nthreads] = most = min(_MOST_INPUTS, most)
+        nbytes, most = self._costs.nbytes(ts), float(_MOST_INPUTS)
+        if nbytes and ws.memory_limit:
+            most = min(most, MEMORY_SHARE * ws.memory_limit / ws.nthreads / nbytes)
+        if nbytes is not None:
+            self._most[ts.prefix.name, ws.memory_limit, ws.nthreads] = most
         return most
 
     def _is_overdue(self, key: Key) -> bool:

@@ -54,10 +54,10 @@ class Samples:
         ts = self._scheduler.tasks.get(key)
         return ts is None or ts.state not in _UNENDED
 
-    def _are_busy(self, left: Collection[Key]) -> bool:
-        """Return whether tasks of a sample occupy all threads."""
+    def _are_busy(self, keys: Collection[Key]) -> bool:
+        """Return whether some tasks occupy all threads."""
         tasks, n_threads = self._scheduler.tasks, self._scheduler.total_nthreads
-        running = (key for key in left if key in tasks and tasks[key].state == "processing")
+        running = (key for key in keys if key in tasks and tasks[key].state == "processing")
         return bool(self._scheduler.running) and sum(1 for _ in islice(running, n_threads)) == n_threads
 
     def begin(
@@ -81,7 +81,7 @@ class Samples:
             Called whenever a task of the sample has ended.
         """
         left = {key for key in keys if self._is_open and not self._has_ended(key)}
-        running = RunningSample(left, expected_s, clock, wake, lambda: self._are_busy(left))
+        running = RunningSample(left, expected_s, clock, wake, self._are_busy)
         self.running.append(running)
         return running
 
@@ -115,7 +115,7 @@ class RunningSample:
     expected_s, clock, wake : callable
         As in `Samples.begin`.
     is_busy : callable
-        Returns whether tasks of the sample occupy all threads.
+        Returns whether the tasks with some keys occupy all threads.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RunningSample:
         expected_s: Callable[[], float],
         clock: Callable[[], float],
         wake: Callable[[], object],
-        is_busy: Callable[[], bool],
+        is_busy: Callable[[Collection[Key]], bool],
     ) -> None:
         self.keys = keys
         self.wake = wake
@@ -143,7 +143,7 @@ class RunningSample:
             wait_s = min(max(_LEAST_S, _MOST_PART * self._expected_s()), _FIRST_S)
             self.deadline = min(self._clock() + wait_s, self._latest)
         now = self._clock()
-        if self.keys and self.deadline <= now < self._latest and self._is_busy():
+        if self.keys and self.deadline <= now < self._latest and self._is_busy(self.keys):
             self.deadline = min(now + _LEAST_S, self._latest)
         return not self.keys or now >= self.deadline
 
